@@ -1,0 +1,104 @@
+"""What is trained: the shape of a decoder-only transformer, dense or mixture of experts.
+
+Shapes only; costs are in ``planner.cost`` and follow from ``planner.model.blocks``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from planner.plan import Document
+
+__all__ = ["Attention", "FeedForward", "LatentAttention", "MixtureOfExperts", "ModelSpec"]
+
+Size = Annotated[int, Field(ge=1, le=1 << 31)]
+
+
+class Attention(Document):
+    """Multi-head attention with ``num_kv_heads`` shared key/value heads (GQA; MHA if equal)."""
+
+    kind: Literal["gqa"] = "gqa"
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    bias: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "Attention":
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads({self.num_heads}) must be a multiple of num_kv_heads"
+                f"({self.num_kv_heads})"
+            )
+        return self
+
+
+class LatentAttention(Document):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+
+    kind: Literal["mla"] = "mla"
+    num_heads: Size
+    q_lora_rank: Size | None
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
+
+
+class FeedForward(Document):
+    """Two matrices, or three when gated (SwiGLU)."""
+
+    hidden_size: Size
+    gated: bool = True
+    bias: bool = False
+
+
+class MixtureOfExperts(Document):
+    """Routed experts of ``expert_hidden_size`` and shared ones that every token passes."""
+
+    num_experts: Annotated[int, Field(ge=2, le=1 << 16)]
+    top_k: Size
+    expert_hidden_size: Size
+    shared_hidden_size: Annotated[int, Field(ge=0)] = 0
+    gated: bool = True
+
+    @model_validator(mode="after")
+    def _top_k_fits(self) -> "MixtureOfExperts":
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k({self.top_k}) exceeds num_experts({self.num_experts})")
+        return self
+
+
+class ModelSpec(Document):
+    """A model as a sequence of decoder layers between an embedding and a head."""
+
+    name: Annotated[str, Field(min_length=1, max_length=120)]
+    source: str = Field(description="where the figures come from")
+    num_layers: Annotated[int, Field(ge=1, le=100_000)]
+    hidden_size: Size
+    vocab_size: Size
+    attention: Attention | LatentAttention = Field(discriminator="kind")
+    feed_forward: FeedForward
+    experts: MixtureOfExperts | None = None
+    moe_layers: tuple[int, ...] = Field(
+        default=(), description="indices of the layers whose feed-forward is a mixture of experts"
+    )
+    norm: Literal["rms", "layer"] = "rms"
+    learned_positions: Annotated[int, Field(ge=0)] = 0
+    tied_embeddings: bool = False
+    assumptions: tuple[str, ...] = Field(
+        default=(), description="what the reader of a config had to assume or leave out"
+    )
+
+    @model_validator(mode="after")
+    def _moe_layers_exist(self) -> "ModelSpec":
+        if self.moe_layers and self.experts is None:
+            raise ValueError("moe_layers are listed but experts is null")
+        if self.experts is not None and not self.moe_layers:
+            raise ValueError("experts are given but no layer is in moe_layers")
+        bad = [i for i in self.moe_layers if not 0 <= i < self.num_layers]
+        if bad or len(set(self.moe_layers)) != len(self.moe_layers):
+            raise ValueError(
+                f"moe_layers must be distinct and in 0..{self.num_layers - 1}; got {bad or 'repeats'}"
+            )
+        return self

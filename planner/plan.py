@@ -1,0 +1,588 @@
+"""The contract: ``Plan`` goes down to the executor, ``CalibrationRun`` comes back up.
+
+Pydantic and the standard library only, so that a training script can import it without
+pulling in the planner. Units are in the names. Ranks follow Megatron's order
+(``parallel_state``): of the axes in ``RankRule.order`` the leftmost varies fastest.
+
+Two generators lay axes over the same ranks of one pipeline stage::
+
+    dense    tp · cp · dp         with dp = dp_shard · dp_replicate, dp_shard the faster
+    expert   etp · ep · edp       with etp · ep · edp = tp · cp · dp
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "AXES",
+    "Algorithm",
+    "Axis",
+    "BatchSplit",
+    "Breakdown",
+    "Calibration",
+    "CalibrationRun",
+    "Collective",
+    "CollectiveChoice",
+    "CollectiveTiming",
+    "Document",
+    "Framework",
+    "Interval",
+    "Layout",
+    "LevelFit",
+    "MemoryParts",
+    "ModelSummary",
+    "Pipeline",
+    "Plan",
+    "Prediction",
+    "Probe",
+    "Provenance",
+    "RankRule",
+    "RankTimings",
+    "RecomputeMode",
+    "RejectedReason",
+    "RunnerUp",
+    "ScheduleName",
+    "SizeThreshold",
+    "Stage",
+    "StageMemory",
+    "TimedOp",
+    "TrainingSpec",
+    "canonical_json",
+    "document_hash",
+]
+
+# Axes that have groups. "dp" joins dp_shard and dp_replicate; "dp_cp" joins dp and cp, over
+# which dense gradients are reduced; "edp" is what is left for experts after etp and ep.
+Axis = Literal["tp", "cp", "dp", "dp_shard", "dp_replicate", "dp_cp", "pp", "etp", "ep", "edp"]
+AXES: Final[tuple[Axis, ...]] = get_args(Axis)
+
+Collective = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
+]
+Algorithm = Literal[
+    "singleton", "ring", "tree", "hierarchical", "direct", "pairwise", "point_to_point"
+]
+ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
+RecomputeMode = Literal["none", "selective", "full"]
+Framework = Literal["executor", "megatron"]
+Phase = Literal["forward", "backward", "recompute", "step"]
+
+Degree = Annotated[int, Field(ge=1, le=1 << 20)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Document(BaseModel):
+    """A frozen value that is read from or written to the outside; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def canonical_json(value: BaseModel | dict[str, Any]) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces. Hashes are taken of it."""
+    data = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def document_hash(value: BaseModel | dict[str, Any]) -> str:
+    """Return 16 hex digits of the SHA-256 of ``canonical_json(value)``."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------- what is trained, and how
+
+
+class TrainingSpec(Document):
+    """One optimizer step: how many sequences, how long, in which numbers."""
+
+    global_batch_size: int = Field(ge=1, le=1_000_000, description="sequences per step")
+    seq_len: int = Field(ge=1, le=16_777_216, description="tokens per sequence")
+    precision: Literal["bf16", "fp16", "fp8", "fp32", "fp64"] = "bf16"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    main_grads: Literal["fp32", "same"] = Field(
+        default="fp32", description="dtype gradients are accumulated in; same = as computed"
+    )
+
+
+class ModelSummary(Document):
+    """What the executor checks a live module against."""
+
+    name: str
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    num_params: int = Field(ge=1)
+    num_active_params: int = Field(ge=1)
+    fingerprint: str
+
+
+class Layout(Document):
+    """Degrees of every parallel axis; 1 = off."""
+
+    tp: Degree = 1
+    pp: Degree = 1
+    cp: Degree = 1
+    ep: Degree = 1
+    etp: Degree = 1
+    dp_shard: Degree = 1
+    dp_replicate: Degree = 1
+    virtual_stages: Degree = Field(default=1, description="model chunks per pipeline rank")
+
+    @model_validator(mode="after")
+    def _experts_fit_the_same_ranks(self) -> "Layout":
+        if self.stage_size % (self.etp * self.ep):
+            raise ValueError(
+                f"etp({self.etp}) * ep({self.ep}) must divide the {self.stage_size} ranks of a "
+                f"stage (tp * cp * dp); try ep={_largest_divisor(self.stage_size, self.ep)}, etp=1"
+            )
+        return self
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree, sharded and replicated together."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def edp(self) -> int:
+        """Data-parallel degree of the experts."""
+        return self.stage_size // (self.etp * self.ep)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.stage_size * self.pp
+
+    def degree(self, axis: Axis) -> int:
+        """Return the size of a group of ``axis``."""
+        if axis == "dp_cp":
+            return self.dp * self.cp
+        return int(getattr(self, axis))
+
+    def __str__(self) -> str:
+        """Return the degrees that are on, as ``tp8 pp4 dp2``."""
+        shown = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "ep", "etp")]
+        dp = (
+            [("dp", self.dp)]
+            if self.dp_replicate == 1
+            else [("dp_shard", self.dp_shard), ("dp_replicate", self.dp_replicate)]
+        )
+        parts = [f"{name}{degree}" for name, degree in [*shown, *dp] if degree > 1]
+        if self.virtual_stages > 1:
+            parts.append(f"v{self.virtual_stages}")
+        return " ".join(parts) or "one rank"
+
+
+class RankRule(Document):
+    """How coordinates become ranks, and ranks become GPUs."""
+
+    order: Literal["tp-cp-ep-dp-pp"] = "tp-cp-ep-dp-pp"
+    ranks_per_node: int = Field(ge=1)
+    node_permutation: tuple[int, ...] | None = Field(
+        default=None, description="node of the i-th block of ranks; null = as listed"
+    )
+    left_out_gpus: tuple[int, ...] = ()
+
+
+class BatchSplit(Document):
+    """global_batch_size = micro_batch_size * num_micro_batches * dp."""
+
+    micro_batch_size: int = Field(ge=1, description="sequences per micro-batch per dp rank")
+    num_micro_batches: int = Field(ge=1, description="micro-batches per step per dp rank")
+
+
+class Stage(Document):
+    """Consecutive layers on one pipeline rank; ``chunk`` counts the virtual stages there."""
+
+    pp_rank: int = Field(ge=0)
+    chunk: int = Field(ge=0)
+    first_layer: int = Field(ge=0)
+    num_layers: int = Field(ge=0)
+    embedding: bool
+    head: bool
+
+
+class Pipeline(Document):
+    """Schedule and stages, in model order."""
+
+    schedule: ScheduleName
+    stages: tuple[Stage, ...] = Field(min_length=1)
+
+
+class Sharding(Document):
+    """What data-parallel ranks share out: 1 optimizer, 2 and gradients, 3 and parameters."""
+
+    zero_stage: int = Field(ge=0, le=3)
+    sequence_parallel: bool
+    overlap_gradient_reduce: bool
+    overlap_parameter_gather: bool
+
+
+# ---------------------------------------------------------------------- the decisions, priced
+
+
+class SizeThreshold(Document):
+    """Use ``algorithm`` for messages up to ``up_to_bytes``; null = all larger ones."""
+
+    up_to_bytes: Bytes | None
+    algorithm: Algorithm
+
+
+class CollectiveChoice(Document):
+    """The algorithm for one operation on one axis, by size."""
+
+    axis: Axis
+    op: Collective
+    group_size: int = Field(ge=1)
+    size_bytes: Bytes = Field(description="the size this plan sends most, nccl-tests' S")
+    algorithm: Algorithm
+    predicted_s: Seconds
+    runner_up: Algorithm | None
+    runner_up_s: Seconds | None
+    thresholds: tuple[SizeThreshold, ...]
+
+    def algorithm_for(self, size_bytes: int) -> Algorithm:
+        """Return the algorithm for a message of ``size_bytes``."""
+        for threshold in self.thresholds:
+            if threshold.up_to_bytes is None or size_bytes <= threshold.up_to_bytes:
+                return threshold.algorithm
+        return self.algorithm
+
+
+class TimedOp(Document):
+    """One kind of work on the slowest pipeline rank, and what it costs."""
+
+    name: str
+    phase: Phase
+    block: str = Field(description="block kind the op belongs to; empty = the whole rank")
+    axis: Axis | None = None
+    op: Collective | None = None
+    algorithm: Algorithm | None = None
+    group_size: int = Field(default=1, ge=1)
+    size_bytes: Bytes = 0
+    flop: float = Field(default=0, ge=0)
+    memory_bytes: float = Field(default=0, ge=0)
+    seconds: Seconds = Field(description="one occurrence")
+    repeats: float = Field(ge=0, description="occurrences per step")
+    exposed_s: Seconds = Field(description="per step, after overlap")
+
+
+class Breakdown(Document):
+    """Where the step time goes on the slowest pipeline rank; the parts add up to it."""
+
+    compute_s: Seconds
+    tp_exposed_s: Seconds
+    cp_exposed_s: Seconds
+    ep_exposed_s: Seconds
+    dp_exposed_s: Seconds
+    pp_exposed_s: Seconds
+    bubble_s: Seconds
+    optimizer_s: Seconds
+    host_s: Seconds
+
+    def total_s(self) -> float:
+        """Return the sum of the parts: the step time."""
+        return float(sum(self.model_dump().values()))
+
+
+class Interval(Document):
+    """The range the step time is expected in, and what that rests on."""
+
+    low_s: Seconds
+    high_s: Seconds
+    basis: str
+
+
+class Prediction(Document):
+    """What the plan is expected to do."""
+
+    step_time_s: Seconds
+    interval: Interval
+    breakdown: Breakdown
+    tokens_per_s: Rate
+    tokens_per_s_per_gpu: Rate
+    model_flop_per_step: Rate
+    mfu: float | None = Field(
+        default=None, ge=0, description="of the dense peak; null where no peak is published"
+    )
+    bubble_fraction: float = Field(ge=0, lt=1, description="of the step time")
+
+
+class MemoryParts(Document):
+    """Bytes on one rank, by part."""
+
+    weights_bytes: Bytes
+    gradients_bytes: Bytes
+    optimizer_bytes: Bytes
+    gathered_bytes: Bytes = Field(description="parameters gathered from other shards")
+    activations_bytes: Bytes
+    logits_bytes: Bytes
+    moe_buffers_bytes: Bytes
+    communicators_bytes: Bytes
+    reserve_bytes: Bytes = Field(description="context and fragmentation")
+
+    def total_bytes(self) -> int:
+        """Return the sum of the parts."""
+        return int(sum(self.model_dump().values()))
+
+
+class StageMemory(Document):
+    """Memory of a rank of one pipeline stage."""
+
+    pp_rank: int = Field(ge=0)
+    parts: MemoryParts
+    total_bytes: Bytes
+    capacity_bytes: Bytes
+
+
+class RunnerUp(Document):
+    """A layout that fits and came later, and what it loses where."""
+
+    layout: Layout
+    micro_batch_size: int
+    recompute: RecomputeMode
+    zero_stage: int
+    step_time_s: Seconds
+    slower_by: float = Field(description="fraction of the winner's step time")
+    peak_memory_bytes: Bytes
+    why: str
+
+
+class RejectedReason(Document):
+    """How many candidates one rule removed."""
+
+    reason: str
+    count: int = Field(ge=1)
+
+
+class Probe(Document):
+    """A measurement that the executor takes before training, to price what it did not run."""
+
+    axis: Axis
+    op: Collective
+    sizes_bytes: tuple[Bytes, ...]
+
+
+class Provenance(Document):
+    """What the figures rest on."""
+
+    commplan_version: str
+    calibration_id: str | None
+    calibration: str = Field(description="one sentence: measured here, or priors")
+    simulated: bool = Field(description="false: closed form only")
+    sources: tuple[str, ...]
+
+
+class Plan(Document):
+    """Everything the executor needs, and the reasons. ``id`` hashes request and calibration."""
+
+    schema_version: Literal[1] = 1
+    id: str
+    topology: str
+    model: ModelSummary
+    framework: Framework
+    training: TrainingSpec
+    layout: Layout
+    ranks: RankRule
+    batch: BatchSplit
+    pipeline: Pipeline
+    sharding: Sharding
+    recompute: RecomputeMode
+    collectives: tuple[CollectiveChoice, ...]
+    prediction: Prediction
+    memory: tuple[StageMemory, ...]
+    ops: tuple[TimedOp, ...]
+    probes: tuple[Probe, ...]
+    runners_up: tuple[RunnerUp, ...]
+    rejected: tuple[RejectedReason, ...]
+    num_candidates: int = Field(ge=1)
+    assumptions: tuple[str, ...]
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> "Plan":
+        sequences = self.batch.micro_batch_size * self.batch.num_micro_batches * self.layout.dp
+        if sequences != self.training.global_batch_size:
+            raise ValueError(
+                f"batch: micro_batch_size({self.batch.micro_batch_size}) * num_micro_batches"
+                f"({self.batch.num_micro_batches}) * dp({self.layout.dp}) = {sequences}, but "
+                f"global_batch_size={self.training.global_batch_size}"
+            )
+        layers = [
+            layer
+            for stage in self.pipeline.stages
+            for layer in range(stage.first_layer, stage.first_layer + stage.num_layers)
+        ]
+        if layers != list(range(self.model.num_layers)):
+            raise ValueError(
+                f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; need each "
+                f"of the {self.model.num_layers} layers exactly once, in model order"
+            )
+        return self
+
+    def coordinates(self, rank: int) -> dict[Axis, int]:
+        """Return the position of ``rank`` in its group of every axis.
+
+        Raises:
+            ValueError: ``rank`` lies outside 0 .. world_size - 1.
+        """
+        return coordinates(self.layout, rank)
+
+    def groups(self, axis: Axis) -> list[tuple[int, ...]]:
+        """Return the ranks of every group of ``axis``; the groups partition the world."""
+        return groups(self.layout, axis)
+
+    def algorithm(self, axis: Axis, op: Collective, size_bytes: int) -> Algorithm:
+        """Return the planned algorithm; a group of one, or an unplanned call, is the default.
+
+        The executor evaluates this for every message; a plan without a choice for ``axis`` and
+        ``op`` leaves the call to the library (ring is what gloo and NCCL fall back to).
+        """
+        if self.layout.degree(axis) == 1:
+            return "singleton"
+        for choice in self.collectives:
+            if (choice.axis, choice.op) == (axis, op):
+                return choice.algorithm_for(size_bytes)
+        return "ring"
+
+
+# ------------------------------------------------------------------------- ranks and groups
+
+
+def _axis_stride(layout: Layout, axis: Axis) -> int:
+    """Return the distance in ranks between neighbours of a group of ``axis``."""
+    strides: dict[Axis, int] = {
+        "tp": 1,
+        "cp": layout.tp,
+        "dp": layout.tp * layout.cp,
+        "dp_shard": layout.tp * layout.cp,
+        "dp_replicate": layout.tp * layout.cp * layout.dp_shard,
+        "dp_cp": layout.tp,
+        "pp": layout.stage_size,
+        "etp": 1,
+        "ep": layout.etp,
+        "edp": layout.etp * layout.ep,
+    }
+    return strides[axis]
+
+
+def coordinates(layout: Layout, rank: int) -> dict[Axis, int]:
+    """Return the position of ``rank`` in its group of every axis.
+
+    >>> c = coordinates(Layout(tp=2, cp=2, dp_shard=2, pp=2), 13)
+    >>> c["tp"], c["cp"], c["dp"], c["pp"]
+    (1, 0, 1, 1)
+    """
+    if not 0 <= rank < layout.world_size:
+        raise ValueError(f"rank {rank} is not in 0..{layout.world_size - 1}")
+    return {axis: rank // _axis_stride(layout, axis) % layout.degree(axis) for axis in AXES}
+
+
+def groups(layout: Layout, axis: Axis) -> list[tuple[int, ...]]:
+    """Return the groups of ``axis`` by their first rank, each in axis order.
+
+    >>> groups(Layout(tp=2, dp_shard=2, pp=2), "dp")
+    [(0, 2), (1, 3), (4, 6), (5, 7)]
+    """
+    stride, span = _axis_stride(layout, axis), _axis_stride(layout, axis) * layout.degree(axis)
+    return [
+        tuple(range(start, start + span, stride))
+        for block in range(0, layout.world_size, span)
+        for start in range(block, block + stride)
+    ]
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(d for d in range(1, min(number, at_most) + 1) if number % d == 0)
+
+
+# ------------------------------------------------------------------------- what comes back up
+
+
+class CollectiveTiming(Document):
+    """Calls of one collective with one size on one rank, in the order they were made.
+
+    The seconds of call *i* include waiting for the other ranks; over the ranks of a group the
+    smallest of the *i*-th calls is the transfer itself.
+    """
+
+    axis: Axis
+    op: Collective
+    algorithm: Algorithm
+    size_bytes: Bytes
+    group_size: int = Field(ge=2)
+    seconds: tuple[Seconds, ...] = Field(min_length=1)
+    is_probe: bool = False
+
+
+class RankTimings(Document):
+    """What one rank measured. Sequences have one entry per timed step."""
+
+    rank: int = Field(ge=0)
+    host: str
+    step_s: tuple[Seconds, ...] = Field(min_length=1, description="wall time of each step")
+    forward_backward_s: tuple[Seconds, ...] = Field(
+        description="compute in forward and backward: wall time less the collectives inside"
+    )
+    optimizer_s: tuple[Seconds, ...]
+    communication_s: tuple[Seconds, ...] = Field(description="inside collectives, waits included")
+    collectives: tuple[CollectiveTiming, ...] = ()
+
+
+class CalibrationRun(Document):
+    """One timed run of one plan: the document that goes back to the planner."""
+
+    schema_version: Literal[1] = 1
+    plan_id: str
+    plan_hash: str
+    topology: str
+    backend: str
+    executor_version: str
+    torch_version: str
+    num_warmup_steps: int = Field(ge=0)
+    ranks: tuple[RankTimings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _every_rank_once(self) -> "CalibrationRun":
+        found = [timings.rank for timings in self.ranks]
+        if found != list(range(len(found))):
+            raise ValueError(
+                f"ranks must be 0..{len(found) - 1}, each once and in order; got {found}"
+            )
+        steps = {len(timings.step_s) for timings in self.ranks}
+        if len(steps) != 1:
+            raise ValueError(f"every rank must time the same number of steps; got {sorted(steps)}")
+        return self
+
+
+class LevelFit(Document):
+    """Alpha and bandwidth of one fabric level as measured."""
+
+    level: str
+    alpha_s: Seconds
+    bytes_per_s: Rate
+    num_points: int = Field(ge=1)
+    residual: float = Field(ge=0, description="median relative error of the fit")
+
+
+class Calibration(Document):
+    """Constants refitted on one cluster. ``id`` hashes everything else."""
+
+    schema_version: Literal[1] = 1
+    id: str
+    topology: str
+    levels: tuple[LevelFit, ...]
+    matmul_scale: Rate = Field(description="measured over prior seconds of matmul-bound compute")
+    memory_scale: Rate = Field(description="measured over prior seconds of memory-bound compute")
+    host_overhead_s: Seconds = Field(description="per step, outside compute and collectives")
+    step_spread: float = Field(ge=0, description="standard deviation of step times over their mean")
+    run_hashes: tuple[str, ...]
