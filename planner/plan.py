@@ -225,6 +225,9 @@ class Sharding(Document):
     sequence_parallel: bool
     overlap_gradient_reduce: bool
     overlap_parameter_gather: bool
+    gradient_bucket_bytes: int = Field(
+        ge=1, description="gradients are reduced in flat buffers of about this size"
+    )
 
 
 # ---------------------------------------------------------------------- the decisions, priced
@@ -424,8 +427,8 @@ class Plan(Document):
         ]
         if layers != list(range(self.model.num_layers)):
             raise ValueError(
-                f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; need each "
-                f"of the {self.model.num_layers} layers exactly once, in model order"
+                f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; "
+                f"need each of the {self.model.num_layers} layers exactly once, in model order"
             )
         return self
 
