@@ -45,13 +45,16 @@ __all__ = [
     "RejectedReason",
     "RunnerUp",
     "ScheduleName",
+    "Sharding",
     "SizeThreshold",
     "Stage",
     "StageMemory",
     "TimedOp",
     "TrainingSpec",
     "canonical_json",
+    "coordinates",
     "document_hash",
+    "groups",
 ]
 
 # Axes that have groups. "dp" joins dp_shard and dp_replicate; "dp_cp" joins dp and cp, over

@@ -1,0 +1,58 @@
+"""``__all__`` of every public module is what the module defines."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parent.parent
+PACKAGES = ("planner", "executor", "api", "topologies")
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public_modules() -> list[str]:
+    """Return the dotted names of all modules without a leading underscore in their path."""
+    files = [path for package in PACKAGES for path in (REPO / package).rglob("*.py")]
+    dotted = [".".join(path.relative_to(REPO).with_suffix("").parts) for path in files]
+    modules = [name.removesuffix(".__init__") for name in dotted]
+    return sorted(name for name in modules if "._" not in name)
+
+
+def body_of(module: str) -> list[ast.stmt]:
+    """Return the top-level statements of ``module`` without its docstring."""
+    path = REPO.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = ast.parse(file.read_text())
+    return tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+
+
+def defined_in(body: list[ast.stmt]) -> set[str]:
+    """Return the public functions and classes that ``body`` defines."""
+    return {
+        statement.name
+        for statement in body
+        if isinstance(statement, Definition) and not statement.name.startswith("_")
+    }
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_all_lists_every_public_definition_and_nothing_absent(module: str) -> None:
+    body = body_of(module)
+    if not body:  # the __init__ of a folder that only groups modules
+        return
+    loaded = importlib.import_module(module)
+    assert hasattr(loaded, "__all__"), f"{module} has no __all__"
+    assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
+    assert defined_in(body) - set(loaded.__all__) == set()
+    assert len(set(loaded.__all__)) == len(loaded.__all__)
+
+
+def test_definitions_are_seen() -> None:
+    source = "def a(): ...\nclass B: ...\nasync def c(): ...\ndef _d(): ...\nE = 1\n"
+    assert defined_in(ast.parse(source).body) == {"a", "B", "c"}
+
+
+def test_modules_are_found() -> None:
+    assert {"planner", "planner.plan", "planner.topology.fabric", "api"} <= set(public_modules())
