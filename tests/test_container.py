@@ -26,8 +26,11 @@ import httpx
 import pytest
 import yaml
 
+from api.settings import Settings
+
 REPO = Path(__file__).parent.parent
 TOKEN = "a token for this test"
+PACKAGES = ("planner", "executor", "api", "topologies")
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 IS_ROOT = os.geteuid() == 0
 
@@ -339,6 +342,18 @@ def test_service_refuses_to_start_without_a_token(image: Image) -> None:
     assert "COMMPLAN_TOKEN" in done.stdout
 
 
+def test_every_data_file_is_installed(image: Image) -> None:
+    [installed] = image.root.glob("usr/local/lib/python3.*/site-packages")
+    data = {
+        path.relative_to(REPO)
+        for package in PACKAGES
+        for path in (REPO / package).rglob("*.*")
+        if path.suffix not in {".py", ".pyc"} and path.is_file()
+    }
+    assert Path("planner/py.typed") in data
+    assert {path for path in data if not (installed / path).exists()} == set()
+
+
 def test_planner_comes_from_the_image_and_torch_is_not_in_it(image: Image) -> None:
     ask = "import importlib.util as u, planner; print(planner.__file__, u.find_spec('torch'))"
     done = image.run(["python", "-c", ask], {})
@@ -432,3 +447,12 @@ def test_compose_file_fits_the_image() -> None:
     assert volume in compose["volumes"]
     assert target == dockerfile["VOLUME"]
     assert service["ports"][0].rsplit(":", 1)[1] == dockerfile["EXPOSE"]
+
+
+def test_every_variable_is_one_that_the_service_reads() -> None:
+    dockerfile = dict(steps((REPO / "Dockerfile").read_text()))
+    compose = yaml.safe_load((REPO / "compose.yaml").read_text())
+    set_here = {word.split("=")[0] for word in shlex.split(dockerfile["ENV"])}
+    set_here |= compose["services"]["commplan"]["environment"].keys()
+    known = {f"COMMPLAN_{name.upper()}" for name in Settings.model_fields}
+    assert {name for name in set_here if name.startswith("COMMPLAN_")} - known == set()
