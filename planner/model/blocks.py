@@ -30,7 +30,8 @@ class ParameterCount:
 
     ``attention`` and ``feed_forward`` (dense, shared experts) are matmul weights that tensor
     parallelism splits; ``experts`` are split by etp and ep; ``replicated`` (norms, router,
-    biases, learned positions) sits on every rank; ``vocabulary`` is split by tp.
+    biases, learned positions) sits on every rank; ``vocabulary`` is split by tp. Biases behind a
+    split output are in truth split too; they are below 0.1 % of a layer and stay replicated here.
     """
 
     attention: int = 0
@@ -148,5 +149,7 @@ def _attention_parameters(model: ModelSpec) -> tuple[int, int]:
         )
     width = a.num_heads * a.head_dim
     kv_width = a.num_kv_heads * a.head_dim
-    biases = (width + 2 * kv_width + h) if a.bias else 0
-    return 2 * h * width + 2 * h * kv_width, biases
+    qk_norm = {"none": 0, "head": 2 * a.head_dim, "full": width + kv_width}[a.qk_norm]
+    biases = width + 2 * kv_width if a.bias else 0
+    output_bias = h if (a.bias if a.output_bias is None else a.output_bias) else 0
+    return 2 * h * width + 2 * h * kv_width, biases + output_bias + qk_norm

@@ -3,7 +3,7 @@
 Shapes only; costs are in ``planner.cost`` and follow from ``planner.model.blocks``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,11 @@ from planner.plan import Document
 
 __all__ = ["Attention", "FeedForward", "LatentAttention", "MixtureOfExperts", "ModelSpec"]
 
-Size = Annotated[int, Field(ge=1, le=1 << 31)]
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+
+# The largest published models have a few 10**12 weights; above this a size is a typing error,
+# and products of sizes would leave the 64-bit integers that the cost model counts in.
+_MAX_WEIGHTS: Final = 10**15
 
 
 class Attention(Document):
@@ -21,7 +25,12 @@ class Attention(Document):
     num_heads: Size
     num_kv_heads: Size
     head_dim: Size
-    bias: bool = False
+    bias: bool = Field(default=False, description="of the query, key and value projections")
+    output_bias: bool | None = Field(default=None, description="null = as bias")
+    qk_norm: Literal["none", "head", "full"] = Field(
+        default="none",
+        description="norm of queries and keys: weights per head (Qwen3) or full width (OLMoE)",
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Attention":
@@ -59,7 +68,7 @@ class MixtureOfExperts(Document):
     num_experts: Annotated[int, Field(ge=2, le=1 << 16)]
     top_k: Size
     expert_hidden_size: Size
-    shared_hidden_size: Annotated[int, Field(ge=0)] = 0
+    shared_hidden_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
     gated: bool = True
 
     @model_validator(mode="after")
@@ -74,7 +83,7 @@ class ModelSpec(Document):
 
     name: Annotated[str, Field(min_length=1, max_length=120)]
     source: str = Field(description="where the figures come from")
-    num_layers: Annotated[int, Field(ge=1, le=100_000)]
+    num_layers: Annotated[int, Field(ge=1, le=10_000)]
     hidden_size: Size
     vocab_size: Size
     attention: Attention | LatentAttention = Field(discriminator="kind")
@@ -84,11 +93,25 @@ class ModelSpec(Document):
         default=(), description="indices of the layers whose feed-forward is a mixture of experts"
     )
     norm: Literal["rms", "layer"] = "rms"
-    learned_positions: Annotated[int, Field(ge=0)] = 0
+    learned_positions: Annotated[int, Field(ge=0, le=1 << 25)] = 0
     tied_embeddings: bool = False
     assumptions: tuple[str, ...] = Field(
         default=(), description="what the reader of a config had to assume or leave out"
     )
+
+    @model_validator(mode="after")
+    def _size_is_real(self) -> "ModelSpec":
+        a, moe = self.attention, self.experts
+        heads = a.num_heads * (a.v_head_dim if isinstance(a, LatentAttention) else a.head_dim)
+        experts = moe.num_experts * moe.expert_hidden_size + moe.shared_hidden_size if moe else 0
+        layer = heads + 3 * max(self.feed_forward.hidden_size, experts)
+        weights = self.hidden_size * (self.num_layers * layer + 2 * self.vocab_size)
+        if weights > _MAX_WEIGHTS:
+            raise ValueError(
+                f"the sizes make about {weights:.1e} weights; at most {_MAX_WEIGHTS:.0e} are "
+                "planned for: check num_layers, hidden_size, vocab_size and the expert sizes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _moe_layers_exist(self) -> "ModelSpec":
@@ -99,6 +122,7 @@ class ModelSpec(Document):
         bad = [i for i in self.moe_layers if not 0 <= i < self.num_layers]
         if bad or len(set(self.moe_layers)) != len(self.moe_layers):
             raise ValueError(
-                f"moe_layers must be distinct and in 0..{self.num_layers - 1}; got {bad or 'repeats'}"
+                f"moe_layers must be distinct and in 0..{self.num_layers - 1}; "
+                f"got {bad[:8] or 'repeats'}"
             )
         return self
