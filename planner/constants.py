@@ -1,0 +1,127 @@
+"""Every number of the cost model that is no device or link figure, with its origin.
+
+``spread`` is the relative uncertainty that intervals are drawn from. "assumed" marks a figure
+that nobody published in this form; the rest name their source.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "ACHIEVED_FRACTION",
+    "ALL_TO_ALL_ISSUE_S",
+    "ATTENTION_BACKWARD_FLOP_RATIO",
+    "CALIBRATED_SPREAD",
+    "COLLECTIVE_LAUNCH_S",
+    "COMMUNICATOR_BYTES",
+    "CONTEXT_BYTES",
+    "FRAGMENTATION",
+    "GRADIENT_BUCKET_BYTES",
+    "OVERLAP_SLOWDOWN",
+    "STEP_SPREAD",
+    "SUSTAINED_CLOCK",
+    "TREE_EFFICIENCY",
+    "Constant",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A figure of the cost model.
+
+    Attributes:
+        value: In ``unit``.
+        unit: "s", "bytes", or "1" for a fraction.
+        applies_to: Op class it enters.
+        spread: Relative uncertainty, one standard deviation.
+        source: Where it comes from.
+    """
+
+    value: float
+    unit: str
+    applies_to: str
+    spread: float
+    source: str
+
+
+_NCCL = "NCCL 2.30.7 src/graph/tuning.cc"
+
+# Fixed cost of one call, before the first byte moves.
+COLLECTIVE_LAUNCH_S: Final[dict[str, Constant]] = {
+    "nccl": Constant(8.4e-6, "s", "collective", 0.3, f"{_NCCL}, base latency of Simple"),
+    "gloo": Constant(
+        70e-6, "s", "collective", 0.5, "torch 2.13 gloo, 4 processes: all_reduce of one rank 68 us"
+    ),
+}
+
+# Achieved share of a link's nominal bandwidth in large ring collectives.
+ACHIEVED_FRACTION: Final[dict[str, Constant]] = {
+    "nvlink": Constant(
+        0.80,
+        "1",
+        "collective",
+        0.05,
+        "ring busbw 361-368 of 450 GB/s on H100, 235 of 300 on A100 (nccl-tests, ml-engineering)",
+    ),
+    "pcie": Constant(
+        0.80, "1", "collective", 0.1, "Gen4 x16 ring 24.7 of 31 GB/s (ml-engineering)"
+    ),
+    "infiniband": Constant(
+        0.94, "1", "collective", 0.05, "NDR 46-49 of 50 GB/s per NIC (NCCL maintainers)"
+    ),
+    "ethernet": Constant(0.82, "1", "collective", 0.1, "A3 Ultra 2 nodes 329 of 400 GB/s"),
+    "loopback": Constant(
+        1.0, "1", "collective", 0.5, "the figure of the topology is itself measured"
+    ),
+}
+
+TREE_EFFICIENCY: Final = Constant(0.92, "1", "all_reduce tree", 0.05, f"{_NCCL}, Tree 0.92 busBw")
+ALL_TO_ALL_ISSUE_S: Final = Constant(
+    1e-6, "s", "all_to_all direct", 0.5, "assumed: posting one more message of a grouped send"
+)
+# While a kernel-driven collective runs beside compute it holds SMs.
+OVERLAP_SLOWDOWN: Final = Constant(
+    0.15, "1", "compute beside a collective", 0.5, "assumed: about 20 of 132 SMs held by NCCL"
+)
+# Kernel tables are made in a loop on a cool, idle node; a training job holds all GPUs at their
+# power limit.
+SUSTAINED_CLOCK: Final = Constant(
+    0.85,
+    "1",
+    "gemm, attention",
+    0.07,
+    "assumed: H100 at its 700 W limit holds about 1.4-1.7 of 1.755-1.98 GHz in large GEMMs",
+)
+ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
+    2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
+)
+CONTEXT_BYTES: Final[dict[str, Constant]] = {
+    "nccl": Constant(
+        1.0e9, "bytes", "memory", 0.5, "assumed: CUDA context, cuBLAS and library workspaces"
+    ),
+    "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
+}
+COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
+    "nccl": Constant(
+        0.3e9,
+        "bytes",
+        "memory",
+        0.5,
+        "assumed, per group of two or more; not seen by the allocator (pytorch#147179)",
+    ),
+    "gloo": Constant(0.0, "bytes", "memory", 0.0, "gloo keeps no device buffers"),
+}
+FRAGMENTATION: Final = Constant(
+    0.05, "1", "memory", 0.5, "assumed: 5 to 10 % of what the allocator holds"
+)
+# Megatron's default: max(40e6, 1e6 * dp) parameters; torch DDP 25 MiB.
+GRADIENT_BUCKET_BYTES: Final[dict[str, Constant]] = {
+    "megatron": Constant(160e6, "bytes", "dp", 0.0, "Megatron-LM: 40 M parameters in fp32"),
+    "executor": Constant(25 * 2**20, "bytes", "dp", 0.0, "torch DDP bucket_cap_mb = 25"),
+}
+CALIBRATED_SPREAD: Final = Constant(
+    0.25, "1", "step", 0.0, "assumed: constants measured on this cluster on one layout"
+)
+STEP_SPREAD: Final = Constant(
+    0.20, "1", "step", 0.0, "assumed until validated: closed form with prior constants"
+)

@@ -1,0 +1,193 @@
+"""Bytes per rank and part; the worst pipeline rank decides whether a layout fits.
+
+Activations follow Korthikanti et al. (2205.05198, table 2), taken apart by tensor so that they
+hold for grouped queries, gated feed-forwards and experts too. Routing is taken as balanced.
+Attention is fused unless ``fused_attention`` is false; there is no dropout unless asked for.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
+from planner.cost.problem import Problem, gradient_bytes, weight_bytes
+from planner.cost.shares import block_share, expert_shards, rank_parameters, shards
+from planner.cost.work import sharded_tokens, tokens
+from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
+from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
+from planner.model.spec import LatentAttention
+from planner.pipeline.laws import in_flight
+
+__all__ = ["Memory", "activation_bytes", "memory", "optimizer_bytes"]
+
+_FULL = RECOMPUTE_MODES.index("full")
+_SELECTIVE = RECOMPUTE_MODES.index("selective")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Parts as in ``planner.plan.MemoryParts``, shape [rows, profiles]; unused profiles are 0."""
+
+    weights_bytes: Column
+    gradients_bytes: Column
+    optimizer_bytes: Column
+    gathered_bytes: Column
+    activations_bytes: Column
+    logits_bytes: Column
+    moe_buffers_bytes: Column
+    communicators_bytes: Column
+    reserve_bytes: Column
+
+    def total_bytes(self) -> Column:
+        """Return the sum of the parts, shape [rows, profiles]."""
+        return np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+
+
+def memory(problem: Problem, c: Candidates) -> Memory:
+    """Return the memory of every profile of every candidate."""
+    dense, experts = rank_parameters(problem, c)
+    training = problem.training
+    parts = {
+        "weights_bytes": _sharded(c, dense, experts, 3) * weight_bytes(training),
+        "gradients_bytes": _sharded(c, dense, experts, 2) * gradient_bytes(training),
+        "optimizer_bytes": _sharded(c, dense, experts, 1) * optimizer_bytes(problem),
+        "gathered_bytes": _gathered(problem, c),
+        "activations_bytes": _activations(problem, c),
+        "logits_bytes": _logits(problem, c),
+        "moe_buffers_bytes": _moe_buffers(problem, c),
+        "communicators_bytes": _communicators(problem, c),
+    }
+    used = problem.splits.multiplicity[c.split] > 0
+    shape = used.shape
+    parts = {
+        name: np.broadcast_to(part if part.ndim == 2 else part[:, None], shape) * used
+        for name, part in parts.items()
+    }
+    held = np.sum(list(parts.values()), axis=0) - parts["communicators_bytes"]
+    context = CONTEXT_BYTES[problem.fabric.library].value
+    parts["reserve_bytes"] = (context + FRAGMENTATION.value * held) * used
+    return Memory(**parts)
+
+
+def optimizer_bytes(problem: Problem) -> int:
+    """Return optimizer state per parameter: moments, and a master copy of 16-bit weights."""
+    width = max(4, weight_bytes(problem.training))
+    moments = 2 * width if problem.training.optimizer == "adamw" else 0
+    return moments + (width if weight_bytes(problem.training) < 4 else 0)
+
+
+def activation_bytes(
+    problem: Problem,
+    c: Candidates,
+    kind: BlockKind,
+    *,
+    dropout: bool = False,
+    fused_attention: bool = True,
+) -> Column:
+    """Return what one block keeps of one micro-batch for its backward, shape [rows].
+
+    Per token, outside the tensor-parallel regions: inputs and outputs of both norms (and the
+    dropout masks); inside: q, k, v, attention output, its log-sum-exp, and the feed-forward's
+    intermediate tensors. ``selective`` drops outputs of norms and activation function; ``full``
+    keeps the block's input alone. An unfused attention adds 5 bytes per head and key.
+    """
+    model, beta = problem.model, weight_bytes(problem.training)
+    h = model.hidden_size
+    if kind in ("embedding", "head"):  # the head keeps its norm's input and output
+        return sharded_tokens(problem, c) * h * beta * (2 if kind == "head" else 0)
+    outside, inside = sharded_tokens(problem, c), tokens(problem, c) / c.tp
+    whole = tokens(problem, c)
+    norm_out = 2 * h * beta * outside
+    norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
+    attention = _attention_bytes(problem, c, inside, whole)
+    if not fused_attention:
+        attention = attention - 4 * model.attention.num_heads * inside
+        attention = attention + 5 * model.attention.num_heads * problem.training.seq_len * inside
+    if kind == "moe" and model.experts is not None:
+        moe = model.experts
+        width, gated = moe.shared_hidden_size, moe.gated
+        rows = moe.top_k * outside
+        routed = rows * beta * ((3 if gated else 2) * moe.expert_hidden_size + 3 * h)
+        routed_out = rows * beta * moe.expert_hidden_size
+    else:
+        width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
+        routed = routed_out = np.zeros(len(c))
+    feed_forward = (3 if gated else 2) * width * beta * inside + routed
+    redone = norm_out + width * beta * inside + routed_out
+    kept = norm_in + norm_out + attention + feed_forward
+    kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
+    return np.where(c.recompute == _FULL, h * beta * outside, kept)
+
+
+def _attention_bytes(problem: Problem, c: Candidates, inside: Column, whole: Column) -> Column:
+    a, beta = problem.model.attention, weight_bytes(problem.training)
+    if isinstance(a, LatentAttention):
+        qk = a.qk_nope_head_dim + a.qk_rope_head_dim
+        heads = a.num_heads * (2 * qk + 2 * a.v_head_dim)
+        latent = (a.q_lora_rank or 0) + a.kv_lora_rank + a.qk_rope_head_dim
+        return (heads * beta + 4 * a.num_heads) * inside + latent * beta * whole
+    kv = 2 * np.maximum(a.num_kv_heads, c.tp) * a.head_dim
+    return ((2 * a.num_heads * a.head_dim + kv) * beta + 4 * a.num_heads) * inside
+
+
+def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int) -> Column:
+    """Return parameters of which a rank keeps the state, [rows, profiles]."""
+    shard = c.zero_stage >= from_zero_stage
+    return (
+        dense / np.where(shard, shards(c), 1)[:, None]
+        + experts / np.where(shard, expert_shards(c), 1)[:, None]
+    )
+
+
+def _gathered(problem: Problem, c: Candidates) -> Column:
+    """Return two gathered units under ZeRO-3: the one in use and the one on its way."""
+    kinds = set(layer_kinds(problem.model)) | {"embedding", "head"}
+    units = [np.add(*block_share(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
+    largest = np.max(units, axis=0) * weight_bytes(problem.training)
+    return np.where((c.zero_stage == 3) & (shards(c) > 1), 2 * largest, 0.0)
+
+
+def _activations(problem: Problem, c: Candidates) -> Column:
+    """Return activations in flight, and one block's full set while it is recomputed."""
+    splits = problem.splits
+    counts, first = splits.counts[c.split], splits.first_rank[c.split]
+    kept = np.zeros(counts.shape[:2])
+    transient = np.zeros(len(c))
+    plain = c.with_recompute("none")
+    for index, kind in enumerate(BLOCK_KINDS):
+        if not counts[:, :, index].any():
+            continue
+        kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
+        if kind in ("dense", "moe"):
+            transient = np.maximum(transient, activation_bytes(problem, plain, kind))
+    held = in_flight(
+        c.schedule[:, None],
+        c.pp[:, None],
+        c.num_micro_batches[:, None],
+        c.virtual_stages[:, None],
+        first,
+    )
+    return kept * held + np.where(c.recompute == _FULL, transient, 0.0)[:, None]
+
+
+def _logits(problem: Problem, c: Candidates) -> Column:
+    """Return logits and their fp32 copy, on the rank with the head, [rows, profiles]."""
+    size = tokens(problem, c) * problem.model.vocab_size / c.tp
+    head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
+    return head * (size * (weight_bytes(problem.training) + 4))[:, None]
+
+
+def _moe_buffers(problem: Problem, c: Candidates) -> Column:
+    """Return the send and receive buffers of one dispatch."""
+    moe = problem.model.experts
+    if moe is None:
+        return np.zeros(len(c))
+    rows = sharded_tokens(problem, c) * moe.top_k * np.where(c.ep > 1, 1 + c.etp, 0)
+    return rows * problem.model.hidden_size * weight_bytes(problem.training)
+
+
+def _communicators(problem: Problem, c: Candidates) -> Column:
+    several = [c.tp > 1, c.cp > 1, c.dp * c.cp > 1, c.pp > 1, c.ep > 1, c.etp > 1]
+    if problem.model.experts is not None:
+        several.append(c.edp > 1)
+    return np.sum(several, axis=0) * COMMUNICATOR_BYTES[problem.fabric.library].value

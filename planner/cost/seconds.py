@@ -1,0 +1,72 @@
+"""Seconds of every op: the only reader of kernel figures, and where collectives are chosen."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from planner.constants import SUSTAINED_CLOCK
+from planner.cost.collectives import Choice, choose
+from planner.cost.problem import Problem
+from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
+from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
+from planner.layout.candidates import Candidates, Column
+from planner.layout.groups import axis_group
+
+__all__ = ["Timed", "seconds"]
+
+# A CPU has no power limit that a kernel loop would miss: its figure is one core at full load.
+_HELD_CLOCK: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """An op and its time.
+
+    Attributes:
+        op: What is done.
+        seconds: One occurrence, shape [rows].
+        total_s: All occurrences, shape [rows].
+        choice: Of the algorithm, for a collective.
+    """
+
+    op: Op
+    seconds: Column
+    total_s: Column
+    choice: Choice | None = None
+
+
+def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:
+    """Return the ops with their times, in the same order."""
+    return [_timed(problem, c, op) for op in ops]
+
+
+def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
+    if isinstance(op, Communication):
+        choice = choose(
+            op.op, problem.fabric, axis_group(problem.fabric, c, op.axis), op.size_bytes
+        )
+        return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
+    once = _compute_s(problem, op)
+    return Timed(op, once, once * op.repeats)
+
+
+def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:
+    device, precision = problem.device, problem.training.precision
+    if isinstance(op, MemoryBound):
+        scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
+        return memory_bound_s(device, op.num_bytes) * scale
+    clock = _HELD_CLOCK if problem.fabric.cores_per_node else SUSTAINED_CLOCK.value
+    if isinstance(op, Gemm):
+        once = gemm_s(device, precision, op.m, op.n, op.k, op.groups)
+    else:
+        once = attention_s(
+            device,
+            precision,
+            op.flop,
+            seq_len=op.seq_len,
+            num_heads=op.num_heads,
+            head_dim=op.head_dim,
+            backward=op.phase == "backward",
+        )
+    return np.asarray(once) * (problem.compute_scale / clock)

@@ -1,0 +1,49 @@
+"""Who holds how many parameters: shares per rank, read by memory, gradients and optimizer."""
+
+import numpy as np
+
+from planner.cost.problem import Problem
+from planner.layout.candidates import Candidates, Column
+from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
+
+__all__ = ["block_share", "expert_shards", "rank_parameters", "shards"]
+
+
+def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
+    """Return (dense, expert) parameters of one block on one rank before dp sharding, [rows].
+
+    With tied embeddings and several stages the last one holds a copy of the vocabulary matrix.
+    """
+    if kind == "moe" and problem.model.experts is None:
+        return np.zeros(len(c)), np.zeros(len(c))
+    block = block_parameters(problem.model, kind)
+    vocabulary = block.vocabulary * np.ones(len(c))
+    if kind == "head" and problem.model.tied_embeddings:
+        copy = block_parameters(problem.model, "embedding").vocabulary
+        vocabulary = np.where(c.pp > 1, copy, 0)
+    dense = (block.attention + block.feed_forward + vocabulary) / c.tp + block.replicated
+    return dense, block.experts / (c.etp * c.ep)
+
+
+def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
+    """Return (dense, expert) parameters per rank of every profile, shape [rows, profiles]."""
+    counts = problem.splits.counts[c.split]
+    dense = np.zeros(counts.shape[:2])
+    experts = np.zeros(counts.shape[:2])
+    for index, kind in enumerate(BLOCK_KINDS):
+        if not counts[:, :, index].any():
+            continue
+        dense_share, expert_share = block_share(problem, c, kind)
+        dense += counts[:, :, index] * dense_share[:, None]
+        experts += counts[:, :, index] * expert_share[:, None]
+    return dense, experts
+
+
+def shards(c: Candidates) -> Column:
+    """Return ranks that share out dense states under ZeRO, [rows]."""
+    return c.dp_shard * c.cp
+
+
+def expert_shards(c: Candidates) -> Column:
+    """Return ranks that share out expert states under ZeRO, [rows]."""
+    return np.maximum(1, c.edp // c.dp_replicate)

@@ -1,0 +1,241 @@
+"""Op seconds folded into step time: the last of work, seconds, step; ``price`` is all three.
+
+A step is the pipeline law over block seconds, then what data parallelism could not hide, the
+optimizer and the host. Block seconds depend on few columns and are priced once per distinct value
+(``on_distinct``); everything else is priced per row, in chunks that stay in cache.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
+from planner.cost.problem import Problem
+from planner.cost.seconds import Timed, seconds
+from planner.cost.work import (
+    BLOCK_COLUMNS,
+    Communication,
+    block_work,
+    rank_work,
+    stage_send,
+)
+from planner.frameworks import overlaps_data_parallel
+from planner.layout.candidates import SCHEDULES, Candidates, Column, on_distinct
+from planner.layout.groups import axis_group
+from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
+from planner.pipeline.laws import HostShare, StageSeconds, step_s
+
+__all__ = ["Exposed", "Priced", "price", "timed_ops"]
+
+CHUNK_ROWS: Final = 8192
+
+# Where an exposed second is booked; etp belongs to the experts.
+_PARTS: Final = ("compute", "tp", "cp", "ep")
+_PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """Step time and its parts on the slowest pipeline rank, shape [rows]; they add up."""
+
+    compute_s: Column
+    tp_exposed_s: Column
+    cp_exposed_s: Column
+    ep_exposed_s: Column
+    dp_exposed_s: Column
+    pp_exposed_s: Column
+    bubble_s: Column
+    optimizer_s: Column
+    host_s: Column
+
+    def step_time_s(self) -> Column:
+        """Return the sum of the parts, shape [rows]."""
+        return np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+
+    def take(self, rows: Column) -> "Priced":
+        """Return the chosen rows."""
+        return Priced(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """A timed op with what is left of it after overlap.
+
+    ``repeats`` and ``exposed_s`` are per step on the slowest pipeline rank, shape [rows];
+    ``block`` is empty for what the whole rank does.
+    """
+
+    timed: Timed
+    block: BlockKind | None
+    repeats: Column
+    exposed_s: Column
+
+
+def price(problem: Problem, candidates: Candidates) -> Priced:
+    """Return step time and breakdown of every candidate."""
+    chunks = [
+        _price_chunk(problem, candidates.take(slice(start, start + CHUNK_ROWS)))
+        for start in range(0, len(candidates), CHUNK_ROWS)
+    ]
+    return Priced(
+        **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
+    )
+
+
+def timed_ops(problem: Problem, candidates: Candidates) -> list[Exposed]:
+    """Return every op of the slowest pipeline rank, priced by the same functions as ``price``."""
+    table = _block_table(problem, candidates)
+    counts, _ = _slowest(problem, candidates, table)
+    found: list[Exposed] = []
+    for index, kind in _kinds(problem):
+        for timed, exposed in _timed_block(problem, candidates, kind):
+            times = counts[:, index] * candidates.num_micro_batches
+            found.append(Exposed(timed, kind, timed.op.repeats * times, exposed * times))
+    send = seconds(problem, candidates, [stage_send(problem, candidates)])[0]
+    filled = _fill_sends(candidates) * send.seconds
+    found.append(Exposed(send, None, np.asarray(send.op.repeats), filled))
+    found += _rank_ops(problem, candidates, table, counts)
+    return found
+
+
+# ------------------------------------------------------------------------------ block seconds
+
+
+def _kinds(problem: Problem) -> Iterator[tuple[int, BlockKind]]:
+    present = {"embedding", "head", *layer_kinds(problem.model)}
+    return ((i, kind) for i, kind in enumerate(BLOCK_KINDS) if kind in present)
+
+
+def _timed_block(problem: Problem, c: Candidates, kind: BlockKind) -> list[tuple[Timed, Column]]:
+    """Return each op of a block with its exposed seconds per micro-batch."""
+    timed = seconds(problem, c, block_work(problem, c, kind))
+    return [(t, _exposed_in_block(t, timed)) for t in timed]
+
+
+def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
+    beside = BLOCK_OVERLAPS.get(timed.op.name)
+    if beside is None or not isinstance(timed.op, Communication):
+        return timed.total_s
+    phase = "backward" if timed.op.phase == "weight_gradient" else timed.op.phase
+    budget = np.sum(
+        [t.total_s for t in block if t.op.name in beside and t.op.phase == phase], axis=0
+    )
+    return exposed_s(timed.total_s, budget)
+
+
+def _block_table(problem: Problem, c: Candidates) -> Column:
+    """Return exposed seconds per micro-batch: shape [rows, kinds, (forward, backward), parts]."""
+    kinds = list(_kinds(problem))
+
+    def columns(keys: Candidates) -> list[Column]:
+        table = np.zeros((len(kinds), 2, len(_PARTS), len(keys)))
+        for row, (_, kind) in enumerate(kinds):
+            for timed, exposed in _timed_block(problem, keys, kind):
+                part = "compute"
+                if isinstance(timed.op, Communication):
+                    part = _PART_OF_AXIS[timed.op.axis]
+                table[row, int(timed.op.phase != "forward"), _PARTS.index(part)] += exposed
+        return list(table.reshape(-1, len(keys)))
+
+    flat = on_distinct(c, BLOCK_COLUMNS, columns)
+    table = np.zeros((len(c), len(BLOCK_KINDS), 2, len(_PARTS)))
+    packed = np.stack(flat, axis=1).reshape(len(c), len(kinds), 2, len(_PARTS))
+    table[:, [index for index, _ in kinds]] = packed
+    return table
+
+
+def _slowest(problem: Problem, c: Candidates, table: Column) -> tuple[Column, Column]:
+    """Return (counts [rows, kinds], parts [rows, 2, parts]) of the slowest pipeline rank."""
+    counts = problem.splits.counts[c.split]
+    per_block = table.sum(axis=(2, 3))
+    per_profile = np.einsum("rpk,rk->rp", counts, per_block)
+    slowest = np.argmax(per_profile, axis=1)
+    chosen = counts[np.arange(len(c)), slowest]
+    return chosen, np.einsum("rk,rkdq->rdq", chosen, table)
+
+
+# -------------------------------------------------------------------------------- per step
+
+
+def _rank_ops(problem: Problem, c: Candidates, table: Column, counts: Column) -> list[Exposed]:
+    """Return gradient, parameter and optimizer ops with what data-parallel overlap leaves.
+
+    Ops that run beside the same pass share its seconds in the order of the list.
+    """
+    overlap = overlaps_data_parallel(problem.framework)
+    budget = {
+        name: np.einsum("rk,rkq->rq", counts, table[:, :, direction]).sum(axis=1)
+        for direction, name in enumerate(("forward", "backward"))
+    }
+    load = _host_share(problem, c).full()
+    found: list[Exposed] = []
+    for timed in seconds(problem, c, rank_work(problem, c)):
+        exposed, under = timed.total_s, RANK_OVERLAPS.get(timed.op.name)
+        if not isinstance(timed.op, Communication):
+            exposed = exposed * load
+        elif overlap and under is not None:
+            passes = np.where(c.zero_stage >= 2, c.num_micro_batches, 1)
+            available = budget[under] * passes
+            exposed = exposed_s(timed.total_s, available, timed.seconds * passes)
+            budget[under] = np.maximum(0.0, budget[under] - timed.total_s / passes)
+        found.append(Exposed(timed, None, np.asarray(timed.op.repeats), exposed))
+    return found
+
+
+def _host_share(problem: Problem, c: Candidates) -> HostShare:
+    fabric = problem.fabric
+    if fabric.cores_per_node is None:
+        return HostShare(1.0, np.ones(len(c)))
+    load = min(fabric.gpus_per_node, fabric.num_gpus) / fabric.cores_per_node
+    return HostShare(load, axis_group(fabric, c, "pp").members[0])
+
+
+def _fill_sends(c: Candidates) -> Column:
+    """Return the sends that the pipeline's filling and draining waits for."""
+    stages = np.where(
+        c.schedule == SCHEDULES.index("interleaved_1f1b"), c.pp * c.virtual_stages, c.pp
+    )
+    return 2 * (stages - 1)
+
+
+def _price_chunk(problem: Problem, c: Candidates) -> Priced:
+    table = _block_table(problem, c)
+    counts, parts = _slowest(problem, c, table)
+    send = seconds(problem, c, [stage_send(problem, c)])[0].seconds
+    m = c.num_micro_batches
+    total = _totals(problem, c, table)
+    slowest = parts.sum(axis=1)
+    waiting = slowest[:, 1:].sum(axis=1)
+    host = _host_share(problem, c)
+    loop = step_s(
+        c.schedule,
+        c.pp,
+        m,
+        c.virtual_stages,
+        StageSeconds(slowest[:, 0], waiting, total[:, 0], total[:, 1:].sum(axis=1), send),
+        host,
+    )
+    filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
+    compute = np.minimum(m * slowest[:, 0] * host.full(), loop - m * waiting - filled)
+    rank = _rank_ops(problem, c, table, counts)
+    optimizer = np.sum([e.exposed_s for e in rank if e.timed.op.name == "optimizer"], axis=0)
+    return Priced(
+        compute_s=compute,
+        tp_exposed_s=m * slowest[:, 1],
+        cp_exposed_s=m * slowest[:, 2],
+        ep_exposed_s=m * slowest[:, 3],
+        dp_exposed_s=np.sum([e.exposed_s for e in rank], axis=0) - optimizer,
+        pp_exposed_s=filled,
+        bubble_s=np.maximum(0.0, loop - compute - m * waiting - filled),
+        optimizer_s=optimizer,
+        host_s=np.full(len(c), problem.host_overhead_s),
+    )
+
+
+def _totals(problem: Problem, c: Candidates, table: Column) -> Column:
+    """Return seconds per micro-batch of all pipeline ranks together, [rows, parts]."""
+    splits = problem.splits
+    blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
+    return np.einsum("rk,rkdq->rq", blocks, table)

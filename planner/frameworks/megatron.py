@@ -1,0 +1,62 @@
+"""What Megatron-LM (core 0.20) can run; rules read from its argument checks."""
+
+from typing import Final
+
+import numpy as np
+
+from planner.frameworks.rules import Rule, schedule_is
+from planner.layout.candidates import Candidates, Column
+from planner.model.spec import Attention, ModelSpec
+
+__all__ = ["OVERLAP_DATA_PARALLEL", "RULES"]
+
+# --overlap-grad-reduce and --overlap-param-gather are written into every plan.
+OVERLAP_DATA_PARALLEL: Final = True
+
+
+def _kv_heads_below_tp(c: Candidates, model: ModelSpec) -> Column:
+    heads = model.attention.num_kv_heads if isinstance(model.attention, Attention) else 0
+    if not heads:
+        return np.zeros(len(c), dtype=bool)
+    return heads % c.tp != 0
+
+
+def _tp_without_sequence_parallel(c: Candidates, _: ModelSpec) -> Column:
+    return (c.tp > 1) & ~c.sequence_parallel
+
+
+def _gpipe(c: Candidates, _: ModelSpec) -> Column:
+    return schedule_is(c, "gpipe")
+
+
+def _fsdp_with_pipeline(c: Candidates, _: ModelSpec) -> Column:
+    return (c.zero_stage >= 2) & (c.pp > 1)
+
+
+def _experts_in_fsdp(c: Candidates, model: ModelSpec) -> Column:
+    return (c.zero_stage >= 2) & (c.etp > 1) & (model.experts is not None)
+
+
+RULES: Final = (
+    Rule(
+        "megatron-kv-heads",
+        "Megatron needs num_query_groups to be a multiple of tp",
+        _kv_heads_below_tp,
+    ),
+    Rule(
+        "megatron-sequence-parallel",
+        "tensor parallelism without --sequence-parallel only costs memory and time",
+        _tp_without_sequence_parallel,
+    ),
+    Rule("megatron-no-gpipe", "Megatron schedules 1F1B, plain or interleaved", _gpipe),
+    Rule(
+        "megatron-fsdp-no-pipeline",
+        "ZeRO-2 and 3 are Megatron FSDP, planned without pipeline stages",
+        _fsdp_with_pipeline,
+    ),
+    Rule(
+        "megatron-fsdp-no-etp",
+        "Megatron FSDP is planned with expert tensor parallelism off",
+        _experts_in_fsdp,
+    ),
+)

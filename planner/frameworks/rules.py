@@ -1,0 +1,102 @@
+"""What a legality rule is: data, with a reason that the plan shows.
+
+Rules of the mathematics hold for every target; each target adds its own in its own file.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from planner.layout.candidates import SCHEDULES, Candidates, Column
+from planner.model.spec import Attention, ModelSpec
+
+__all__ = ["COMMON_RULES", "Rule", "schedule_is"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason why a candidate cannot run.
+
+    Attributes:
+        name: Short, in kebab case; rejections are counted under it.
+        reason: Said to the user, with what to try.
+        breaks: ``(candidates, model) -> mask`` of the rows that break the rule, shape [rows].
+    """
+
+    name: str
+    reason: str
+    breaks: Callable[[Candidates, ModelSpec], Column]
+
+
+def schedule_is(candidates: Candidates, *names: str) -> Column:
+    """Return a mask of the rows whose schedule is one of ``names``."""
+    return np.isin(candidates.schedule, [SCHEDULES.index(n) for n in SCHEDULES if n in names])
+
+
+def _heads_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+    return model.attention.num_heads % c.tp != 0
+
+
+def _kv_heads_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+    heads = model.attention.num_kv_heads if isinstance(model.attention, Attention) else 0
+    if not heads:
+        return np.zeros(len(c), dtype=bool)
+    return (heads % c.tp != 0) & (c.tp % heads != 0)
+
+
+def _feed_forward_does_not_split(c: Candidates, model: ModelSpec) -> Column:
+    dense = len(model.moe_layers) < model.num_layers
+    shared = model.experts.shared_hidden_size if model.experts else 0
+    bad = np.zeros(len(c), dtype=bool)
+    if dense:
+        bad |= model.feed_forward.hidden_size % c.tp != 0
+    if shared:
+        bad |= shared % c.tp != 0
+    return bad
+
+
+def _experts_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+    if model.experts is None:
+        return (c.ep > 1) | (c.etp > 1)
+    return (model.experts.num_experts % c.ep != 0) | (model.experts.expert_hidden_size % c.etp != 0)
+
+
+def _moe_tp_without_sequence_parallel(c: Candidates, model: ModelSpec) -> Column:
+    return (c.tp > 1) & ~c.sequence_parallel & (model.experts is not None)
+
+
+def _too_few_micro_batches(c: Candidates, _: ModelSpec) -> Column:
+    interleaved = schedule_is(c, "interleaved_1f1b")
+    return interleaved & (c.num_micro_batches % c.pp != 0)
+
+
+COMMON_RULES: Final = (
+    Rule("heads-split-over-tp", "tp must divide the attention heads", _heads_do_not_split),
+    Rule(
+        "kv-heads-split-over-tp",
+        "tp and the key/value heads must divide one another",
+        _kv_heads_do_not_split,
+    ),
+    Rule(
+        "ffn-splits-over-tp",
+        "tp must divide the feed-forward width",
+        _feed_forward_does_not_split,
+    ),
+    Rule(
+        "experts-split-over-ep",
+        "ep must divide the experts and etp their width; a dense model has neither",
+        _experts_do_not_split,
+    ),
+    Rule(
+        "moe-with-tp-needs-sequence-parallel",
+        "with tp the tokens must be sharded before they are dispatched to experts",
+        _moe_tp_without_sequence_parallel,
+    ),
+    Rule(
+        "interleaving-needs-full-rounds",
+        "interleaved 1F1B needs num_micro_batches to be a multiple of pp",
+        _too_few_micro_batches,
+    ),
+)

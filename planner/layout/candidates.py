@@ -1,0 +1,117 @@
+"""Layout candidates as columns: one numpy array per field, one row per candidate.
+
+One row and a million rows run through the same code. Fields that are a choice of words hold the
+index of the word (``RECOMPUTE_MODES``, ``SCHEDULES``).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.plan import Layout, RecomputeMode, ScheduleName
+
+__all__ = [
+    "RECOMPUTE_MODES",
+    "SCHEDULES",
+    "Candidates",
+    "Column",
+    "concatenate",
+    "on_distinct",
+]
+
+# A column: shape [rows], or anything that broadcasts to it.
+Column: TypeAlias = npt.NDArray[Any]
+
+RECOMPUTE_MODES: Final[tuple[RecomputeMode, ...]] = get_args(RecomputeMode)
+SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Columns of shape [rows]; degrees as in ``planner.plan.Layout``.
+
+    ``split`` is a row of the problem's ``planner.pipeline.partition.SplitTable``.
+    """
+
+    tp: Column
+    cp: Column
+    pp: Column
+    ep: Column
+    etp: Column
+    dp_shard: Column
+    dp_replicate: Column
+    virtual_stages: Column
+    schedule: Column
+    split: Column
+    micro_batch_size: Column
+    num_micro_batches: Column
+    recompute: Column
+    zero_stage: Column
+    sequence_parallel: Column
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def dp(self) -> Column:
+        """Data-parallel degree."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def stage_size(self) -> Column:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def edp(self) -> Column:
+        """Data-parallel degree of the experts."""
+        return self.stage_size // (self.etp * self.ep)
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> "Candidates":
+        """Return the chosen rows: indices, a mask or a slice."""
+        return Candidates(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    def with_recompute(self, mode: RecomputeMode) -> "Candidates":
+        """Return the same rows with another recompute mode."""
+        return replace(self, recompute=np.full(len(self), RECOMPUTE_MODES.index(mode)))
+
+    def layout(self, row: int) -> Layout:
+        """Return the degrees of one row as the contract spells them."""
+        return Layout(**{name: int(getattr(self, name)[row]) for name in Layout.model_fields})
+
+
+def concatenate(parts: Sequence[Candidates]) -> Candidates:
+    """Return the rows of all ``parts``, in order."""
+    return Candidates(
+        **{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Candidates)}
+    )
+
+
+def on_distinct(
+    candidates: Candidates,
+    names: Sequence[str],
+    function: Callable[[Candidates], list[Column]],
+) -> list[Column]:
+    """Return ``function(candidates)``, computed on the distinct values of the columns ``names``.
+
+    A term is priced on the columns it depends on: a million rows have a few hundred distinct
+    (tp, cp, ep, etp, micro-batch). ``function`` must read no other column; a test compares this
+    with the direct call.
+    """
+    key = np.zeros(len(candidates), dtype=np.int64)
+    for name in names:
+        column = np.asarray(getattr(candidates, name), dtype=np.int64)
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        if span > 4096:  # keep the mixed-radix key far from overflow
+            values, column = np.unique(column, return_inverse=True)
+            low, span = 0, len(values)
+        key = key * span + (column - low)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return [
+        np.broadcast_to(column, (len(first),))[inverse]
+        for column in function(candidates.take(first))
+    ]

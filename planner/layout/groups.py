@@ -1,0 +1,75 @@
+"""How an axis lies on the fabric: the only place that knows.
+
+Ranks fill units in order (Megatron's tp-cp-ep-dp-pp), so a group of an axis is an arithmetic
+progression: ``degree`` ranks, ``stride`` apart. On a level whose units hold ``u`` ranks, the
+group has ``gcd(degree * stride, u) / stride`` members in one unit: all of them when the group
+fits, ``u / stride`` when it fills whole units, and for a straddling axis (tp 6 on 8 GPUs) the
+smallest part that any of its groups has in a unit it shares with another part, since a group
+costs what its worst member costs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.layout.candidates import Candidates, Column
+from planner.plan import Axis
+from planner.topology.fabric import Fabric
+
+__all__ = ["Group", "axis_group", "inner_group", "lay_group", "outer_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of every candidate, on the levels of one fabric.
+
+    Attributes:
+        degree: Ranks in the group, shape [rows].
+        members: Per level, innermost first, the ranks inside one unit of it, shape [rows]; the
+            last entry equals ``degree``.
+    """
+
+    degree: Column
+    members: tuple[Column, ...]
+
+
+def axis_group(fabric: Fabric, candidates: Candidates, axis: Axis) -> Group:
+    """Return the group of ``axis`` for every candidate."""
+    c = candidates
+    degree, stride = {
+        "tp": (c.tp, np.ones_like(c.tp)),
+        "cp": (c.cp, c.tp),
+        "dp": (c.dp, c.tp * c.cp),
+        "dp_shard": (c.dp_shard, c.tp * c.cp),
+        "dp_replicate": (c.dp_replicate, c.tp * c.cp * c.dp_shard),
+        "dp_cp": (c.dp * c.cp, c.tp),
+        "dp_shard_cp": (c.dp_shard * c.cp, c.tp),
+        "pp": (c.pp, c.stage_size),
+        "etp": (c.etp, np.ones_like(c.etp)),
+        "ep": (c.ep, c.etp),
+        "edp": (c.edp, c.etp * c.ep),
+    }[axis]
+    return lay_group(fabric, degree, stride)
+
+
+def lay_group(fabric: Fabric, degree: Column, stride: Column) -> Group:
+    """Return groups of ``degree`` ranks, ``stride`` apart, on the levels of ``fabric``."""
+    members = [
+        np.maximum(1, np.gcd(degree * stride, level.unit_size) // stride)
+        for level in fabric.levels[:-1]
+    ]
+    for inner in range(1, len(members)):
+        members[inner] = np.maximum(members[inner - 1], members[inner])
+    return Group(degree, (*members, degree))
+
+
+def inner_group(group: Group) -> Group:
+    """Return the part of the group inside one innermost unit (a node)."""
+    inside = group.members[0]
+    return Group(inside, tuple(inside for _ in group.members))
+
+
+def outer_group(group: Group) -> Group:
+    """Return what is left when every innermost unit is one member: the hierarchical outer ring."""
+    inside = group.members[0]
+    return Group(group.degree // inside, tuple(np.maximum(1, m // inside) for m in group.members))

@@ -1,0 +1,112 @@
+"""Closed forms of pipeline schedules, in columns; orders are in ``planner.pipeline.schedules``.
+
+Period laws checked by list scheduling (tests): with sends up to a tenth of a stage's time they
+hold within 1 %, interleaved exactly; with random uneven stages within 3 to 5 %.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.layout.candidates import SCHEDULES, Column
+
+__all__ = ["HostShare", "StageSeconds", "in_flight", "step_s"]
+
+_GPIPE = SCHEDULES.index("gpipe")
+_INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """One micro-batch, forward and backward together, shape [rows].
+
+    ``compute`` is scaled by the host's load; ``waiting`` (exposed collectives) is not.
+
+    Attributes:
+        slowest_compute: Of the slowest pipeline rank, all its chunks.
+        slowest_waiting: Of the same.
+        total_compute: Of all pipeline ranks.
+        total_waiting: Of the same.
+        send: One boundary, one way.
+    """
+
+    slowest_compute: Column
+    slowest_waiting: Column
+    total_compute: Column
+    total_waiting: Column
+    send: Column
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """Ranks that compute on the same cores; on GPUs every rank has its own device.
+
+    Attributes:
+        load: Ranks of a host over its cores, 1.0 where ranks do not share.
+        stages_per_host: Different pipeline ranks on one host, shape [rows]. While some of them
+            wait for the pipeline to fill, the others have their cores.
+    """
+
+    load: float
+    stages_per_host: Column
+
+    def full(self) -> float:
+        """Return how much slower compute is when every rank computes."""
+        return self.load
+
+    def filling(self) -> Column:
+        """Return how much slower compute is when one pipeline rank computes."""
+        return np.maximum(min(1.0, self.load), self.load / self.stages_per_host)
+
+
+def step_s(
+    schedule: Column,
+    pp: Column,
+    num_micro_batches: Column,
+    virtual_stages: Column,
+    stage: StageSeconds,
+    host: HostShare,
+) -> Column:
+    """Return seconds of all micro-batches, shape [rows].
+
+    1F1B: a round trip of the first micro-batch, then one period for each other::
+
+        round trip = sum F + sum B + 2 (p-1) sends
+        period     = max(slowest rank, round trip / p, host's work over its cores)
+        step       = round trip + (m-1) periods
+
+    Without a pipeline (p = 1) that is m times forward and backward; GPipe has the same bubble.
+    Interleaved: m times the slowest rank, p-1 chunks to fill and drain, 2 (pv-1) sends.
+    """
+    filling = host.filling()
+    trip = stage.total_compute * filling + stage.total_waiting + 2 * (pp - 1) * stage.send
+    shared = (stage.total_compute * host.full() + stage.total_waiting) / pp
+    alone = stage.slowest_compute * min(1.0, host.load) + stage.slowest_waiting
+    period = np.maximum(np.maximum(alone, trip / pp), shared)
+    plain = trip + (num_micro_batches - 1) * period
+    slowest = np.maximum(alone, shared)
+    interleaved = (
+        num_micro_batches * slowest
+        + (pp - 1) * slowest / virtual_stages
+        + 2 * (pp * virtual_stages - 1) * stage.send
+    )
+    return np.where(schedule == _INTERLEAVED, interleaved, plain)
+
+
+def in_flight(
+    schedule: Column, pp: Column, num_micro_batches: Column, virtual_stages: Column, rank: Column
+) -> Column:
+    """Return micro-batches whose activations a rank holds at most, in units of all its layers.
+
+    1F1B min(m, p-i); GPipe m; interleaved [2(p-1-r) + (v-1)p + 1] / v (Megatron; reproduced by
+    simulation).
+
+    >>> columns = [np.array([x]) for x in (SCHEDULES.index("interleaved_1f1b"), 4, 8, 2)]
+    >>> [float(in_flight(*columns, np.array([r]))[0]) for r in range(4)]
+    [5.5, 4.5, 3.5, 2.5]
+    """
+    v = virtual_stages
+    plain = np.minimum(num_micro_batches, pp - rank)
+    interleaved = np.minimum(num_micro_batches, (2 * (pp - 1 - rank) + (v - 1) * pp + 1) / v)
+    held = np.where(schedule == _INTERLEAVED, interleaved, plain)
+    return np.where(schedule == _GPIPE, num_micro_batches, held)

@@ -1,0 +1,162 @@
+"""Which layers sit on which pipeline stage, as rows of one integer table.
+
+A *split* cuts the layer sequence into ``pp * virtual_stages`` consecutive stages; stage ``s`` runs
+on pipeline rank ``s mod pp`` as its chunk ``s // pp``. Ranks with equal content are one *profile*,
+of which the earliest decides memory because it has most micro-batches in flight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.model.blocks import BLOCK_KINDS, BlockKind
+
+__all__ = ["SplitTable", "balanced_layers", "split_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTable:
+    """Splits as arrays. A profile that a split does not use has ``multiplicity`` 0.
+
+    Attributes:
+        pp: Pipeline ranks, shape [splits].
+        virtual_stages: Chunks per rank, shape [splits].
+        layers: Layers per stage in model order, one tuple per split.
+        counts: Blocks of each kind on a rank, shape [splits, profiles, kinds]; kinds in the
+            order of ``BLOCK_KINDS``.
+        multiplicity: Ranks with that content, shape [splits, profiles].
+        first_rank: Earliest such rank, shape [splits, profiles].
+    """
+
+    pp: npt.NDArray[np.int64]
+    virtual_stages: npt.NDArray[np.int64]
+    layers: tuple[tuple[int, ...], ...]
+    counts: npt.NDArray[np.float64]
+    multiplicity: npt.NDArray[np.int64]
+    first_rank: npt.NDArray[np.int64]
+
+    def rows(self, pp: int, virtual_stages: int) -> npt.NDArray[np.int64]:
+        """Return the indices of the splits for a pipeline of that shape."""
+        return np.flatnonzero((self.pp == pp) & (self.virtual_stages == virtual_stages))
+
+
+def balanced_layers(
+    layer_costs: Sequence[float], num_stages: int, *, first_extra: float = 0, last_extra: float = 0
+) -> tuple[int, ...]:
+    """Return layers per stage so that the most expensive stage is as cheap as can be.
+
+    Every stage gets at least one layer. Among the best cuts, extra layers go to the middle
+    stages: the first has most activations in flight, the last has the head.
+
+    Args:
+        layer_costs: Cost of each layer, in any one unit, shape [layers].
+        num_stages: Stages; at most ``len(layer_costs)``.
+        first_extra: Cost of the first stage besides its layers (embedding).
+        last_extra: Cost of the last stage besides its layers (head and loss).
+
+    >>> balanced_layers([1.0] * 10, 4)
+    (2, 3, 3, 2)
+    >>> balanced_layers([1.0] * 8, 4, last_extra=2.0)
+    (2, 3, 2, 1)
+    """
+    prefix = np.concatenate([[0.0], np.cumsum(layer_costs)])
+    num_layers = len(layer_costs)
+    extra = np.zeros(num_stages)
+    extra[0] += first_extra
+    extra[-1] += last_extra
+    # best[s, l]: smallest possible maximum when the first s stages hold the first l layers.
+    best = np.full((num_stages + 1, num_layers + 1), np.inf)
+    best[0, 0] = 0.0
+    for stage in range(num_stages):
+        for end in range(stage + 1, num_layers + 1):
+            starts = np.arange(stage, end)
+            worst = np.maximum(best[stage, starts], prefix[end] - prefix[starts] + extra[stage])
+            best[stage + 1, end] = worst.min()
+    limit = best[num_stages, num_layers] * (1 + 1e-12)
+    return _most_even(prefix, extra, best, limit)
+
+
+def _most_even(
+    prefix: npt.NDArray[np.float64],
+    extra: npt.NDArray[np.float64],
+    best: npt.NDArray[np.float64],
+    limit: float,
+) -> tuple[int, ...]:
+    """Cut from the back under ``limit``, each stage as near to the mean of what is left."""
+    num_stages = len(extra)
+    end = len(prefix) - 1
+    sizes: list[int] = []
+    for stage in range(num_stages - 1, -1, -1):
+        starts = np.arange(stage, end)
+        fits = (prefix[end] - prefix[starts] + extra[stage] <= limit) & (
+            best[stage, starts] <= limit
+        )
+        allowed = end - starts[fits]
+        mean = end / (stage + 1)
+        # the last stage rounds down, the others up, so that the remainder lies in the middle
+        last = stage == num_stages - 1 and num_stages > 1
+        distance = np.abs(allowed - mean) + np.where((allowed > mean) == last, 1e-3, 0.0)
+        sizes.append(int(allowed[np.argmin(distance)]))
+        end -= sizes[-1]
+    return tuple(reversed(sizes))
+
+
+def split_table(
+    layer_kinds: Sequence[BlockKind],
+    pipelines: Sequence[tuple[int, int]],
+    kind_costs: dict[BlockKind, float],
+) -> SplitTable:
+    """Return the splits for every (pp, virtual_stages): even, and balanced by cost if that differs.
+
+    Args:
+        layer_kinds: Kind of each layer.
+        pipelines: Pairs of pipeline ranks and chunks per rank, each with
+            ``pp * virtual_stages <= len(layer_kinds)``.
+        kind_costs: Relative cost of one block of each kind.
+    """
+    costs = [kind_costs[kind] for kind in layer_kinds]
+    shapes: list[tuple[int, int]] = []
+    layers: list[tuple[int, ...]] = []
+    for pp, chunks in pipelines:
+        stages = pp * chunks
+        even = balanced_layers([1.0] * len(costs), stages)
+        by_cost = balanced_layers(
+            costs, stages, first_extra=kind_costs["embedding"], last_extra=kind_costs["head"]
+        )
+        for split in dict.fromkeys([even, by_cost]):
+            shapes.append((pp, chunks))
+            layers.append(split)
+    profiles = [
+        _profiles(layer_kinds, split, pp) for split, (pp, _) in zip(layers, shapes, strict=True)
+    ]
+    width = max(len(p) for p in profiles)
+    counts = np.zeros((len(layers), width, len(BLOCK_KINDS)))
+    multiplicity = np.zeros((len(layers), width), dtype=np.int64)
+    first_rank = np.zeros((len(layers), width), dtype=np.int64)
+    for row, found in enumerate(profiles):
+        for column, (content, ranks) in enumerate(found.items()):
+            counts[row, column] = content
+            multiplicity[row, column] = len(ranks)
+            first_rank[row, column] = ranks[0]
+    pp_column, v_column = np.array(shapes, dtype=np.int64).T
+    return SplitTable(pp_column, v_column, tuple(layers), counts, multiplicity, first_rank)
+
+
+def _profiles(
+    layer_kinds: Sequence[BlockKind], layers: tuple[int, ...], pp: int
+) -> dict[tuple[int, ...], list[int]]:
+    """Return the ranks of each distinct content, counts in the order of ``BLOCK_KINDS``."""
+    content = np.zeros((pp, len(BLOCK_KINDS)), dtype=np.int64)
+    content[0, BLOCK_KINDS.index("embedding")] += 1
+    content[pp - 1, BLOCK_KINDS.index("head")] += 1
+    start = 0
+    for stage, size in enumerate(layers):
+        for kind in layer_kinds[start : start + size]:
+            content[stage % pp, BLOCK_KINDS.index(kind)] += 1
+        start += size
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(pp):
+        found.setdefault(tuple(int(x) for x in content[rank]), []).append(rank)
+    return found

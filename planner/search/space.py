@@ -1,0 +1,269 @@
+"""Every legal layout with its micro-batches, recompute and ZeRO choices, as columns.
+
+First the degrees (``tp·cp·dp·pp = etp·ep·edp·pp = world``), then what can vary within a layout.
+Rows that break a rule are dropped and counted under the rule's name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.cost.problem import Problem
+from planner.errors import InvalidInputError
+from planner.frameworks import rules_for
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.model.spec import ModelSpec
+from planner.request import Constraints
+
+__all__ = ["Space", "divisors", "enumerate_candidates", "pipelines"]
+
+# Larger micro-batches only cost memory: a GPU is full with a few thousand tokens.
+MAX_MICRO_BATCH_SIZE: Final = 64
+MAX_VIRTUAL_STAGES: Final = 12
+_MAX_ROWS: Final = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Candidates that obey all rules, and how many fell to each rule.
+
+    ``num_candidates`` counts both.
+    """
+
+    candidates: Candidates
+    rejected: dict[str, int]
+    num_candidates: int
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors in ascending order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def pipelines(model: ModelSpec, world_size: int) -> list[tuple[int, int]]:
+    """Return (pp, virtual stages) that leave every stage a layer; interleaving needs pp >= 2."""
+    found: list[tuple[int, int]] = []
+    for pp in divisors(world_size):
+        if pp > model.num_layers:
+            break
+        chunks = range(1, min(MAX_VIRTUAL_STAGES, model.num_layers // pp) + 1) if pp > 1 else [1]
+        # uneven chunks only lengthen the slowest; whole ones suffice beyond the plain pipeline
+        found += [(pp, v) for v in chunks if v == 1 or model.num_layers % (pp * v) == 0]
+    return found
+
+
+def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
+    """Return the space of one request.
+
+    Raises:
+        InvalidInputError: No layout can be built at all: a constraint contradicts the world
+            size, or the batch divides over no data-parallel degree.
+    """
+    world, batch = problem.fabric.num_gpus, problem.training.global_batch_size
+    layouts = list(_layouts(problem, constraints))
+    if not layouts:
+        raise InvalidInputError(_no_layout(world, constraints), where="constraints")
+    divisible = [row for row in layouts if batch % (row[4] * row[5]) == 0]
+    if not divisible:
+        raise InvalidInputError(
+            _no_batch(batch, {row[4] * row[5] for row in layouts}), where="training"
+        )
+    rejected = (
+        {"batch-divides": (len(layouts) - len(divisible))} if len(layouts) > len(divisible) else {}
+    )
+    degrees = np.array(divisible, dtype=np.int64)
+    whole = _columns(problem, degrees, constraints)
+    if len(whole) == 0:
+        raise InvalidInputError(_no_variant(batch, constraints), where="constraints")
+    total = len(whole) + sum(rejected.values())
+    keep = np.ones(len(whole), dtype=bool)
+    for rule in rules_for(problem.framework):
+        broken = np.asarray(rule.breaks(whole, problem.model)) & keep
+        if broken.any():
+            rejected[f"{rule.name}: {rule.reason}"] = int(broken.sum())
+            keep &= ~broken
+    return Space(whole.take(keep), rejected, total)
+
+
+def _layouts(
+    problem: Problem, constraints: Constraints
+) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
+    """Yield (tp, cp, ep, etp, dp_shard, dp_replicate, pp, v, zero) of every factorization."""
+    model, world = problem.model, problem.fabric.num_gpus
+    largest_tp = min(model.attention.num_heads, world)
+    for pp, v in pipelines(model, world):
+        if not (_allowed(constraints.pp, pp) and _allowed(constraints.virtual_stages, v)):
+            continue
+        for tp in divisors(world // pp):
+            if tp > largest_tp or not _allowed(constraints.tp, tp):
+                continue
+            for cp in divisors(world // pp // tp):
+                if not _allowed(constraints.cp, cp):
+                    continue
+                dp = world // (pp * tp * cp)
+                if not _allowed(constraints.dp, dp):
+                    continue
+                for (ep, etp), (shard, replicate, zero) in product(
+                    _expert_degrees(model, tp, tp * cp * dp, constraints),
+                    _sharding(problem, tp * cp, dp, constraints),
+                ):
+                    yield tp, cp, ep, etp, shard, replicate, pp, v, zero
+
+
+def _expert_degrees(
+    model: ModelSpec, tp: int, stage_size: int, constraints: Constraints
+) -> list[tuple[int, int]]:
+    """Return (ep, etp): experts whole or split as widely as the dense layers."""
+    if model.experts is None:
+        degrees = [(1, 1)]
+    else:
+        degrees = [
+            (ep, etp)
+            for etp in sorted({1, tp})
+            for ep in divisors(model.experts.num_experts)
+            if stage_size % (ep * etp) == 0
+        ]
+    return [
+        (ep, etp)
+        for ep, etp in degrees
+        if _allowed(constraints.ep, ep) and _allowed(constraints.etp, etp)
+    ]
+
+
+def _sharding(
+    problem: Problem, inner: int, dp: int, constraints: Constraints
+) -> list[tuple[int, int, int]]:
+    """Return (dp_shard, dp_replicate, zero_stage): replicas, full sharding, sharding in a unit.
+
+    Hybrid sharding keeps the shard group inside one unit of a fabric level; it is offered for
+    ZeRO-3 on dense models.
+    """
+    found = [(1, dp, 0)]
+    if dp > 1:
+        found += [(dp, 1, zero) for zero in (1, 2, 3)]
+        if problem.model.experts is None:
+            units = {level.unit_size // inner for level in problem.fabric.levels}
+            found += [(s, dp // s, 3) for s in sorted(units) if 1 < s < dp and dp % s == 0]
+    elif inner > 1:  # cp ranks share out dense states even where dp is 1
+        found += [(1, 1, 1)]
+    return [
+        (shard, replicate, zero)
+        for shard, replicate, zero in found
+        if _allowed(constraints.dp_shard, shard)
+        and _allowed(constraints.dp_replicate, replicate)
+        and _allowed(constraints.zero_stage, zero)
+    ]
+
+
+def _columns(
+    problem: Problem, degrees: npt.NDArray[np.int64], constraints: Constraints
+) -> Candidates:
+    """Return layouts crossed with splits, schedules, micro-batches, recompute, sp."""
+    batch = problem.training.global_batch_size
+    rows: list[npt.NDArray[np.int64]] = []
+    variants: list[npt.NDArray[np.int64]] = []
+    keys, inverse = np.unique(
+        np.stack([degrees[:, 6], degrees[:, 7], degrees[:, 4] * degrees[:, 5]], axis=1),
+        axis=0,
+        return_inverse=True,
+    )
+    for number, (pp, v, dp) in enumerate(keys):
+        found = np.array(
+            list(_variants(problem, int(pp), int(v), batch // int(dp), constraints)),
+            dtype=np.int64,
+        ).reshape(-1, 5)
+        members = np.flatnonzero(inverse.ravel() == number)
+        rows.append(np.repeat(members, len(found)))
+        variants.append(np.tile(found, (len(members), 1)))
+    index, variant = np.concatenate(rows), np.concatenate(variants)
+    if len(index) > _MAX_ROWS:
+        raise InvalidInputError(
+            f"the request spans {len(index)} candidates; at most {_MAX_ROWS} are searched; "
+            "try to hold tp, pp or micro_batch_size fixed in constraints",
+            where="constraints",
+        )
+    real = (degrees[index][:, 0] > 1) | (variant[:, 4] == 0)  # sequence parallel needs tp
+    index, variant = index[real], variant[real]
+    tp, cp, ep, etp, shard, replicate, pp_, v_, zero = degrees[index].T
+    split, schedule, micro, recompute, sequence_parallel = variant.T
+    return Candidates(
+        tp=tp,
+        cp=cp,
+        pp=pp_,
+        ep=ep,
+        etp=etp,
+        dp_shard=shard,
+        dp_replicate=replicate,
+        virtual_stages=v_,
+        schedule=schedule,
+        split=split,
+        micro_batch_size=micro,
+        num_micro_batches=batch // (shard * replicate * micro),
+        recompute=recompute,
+        zero_stage=zero,
+        sequence_parallel=sequence_parallel.astype(bool),
+    )
+
+
+def _variants(
+    problem: Problem, pp: int, v: int, sequences: int, constraints: Constraints
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (split, schedule, micro-batch, recompute, sequence parallel) of one pipeline."""
+    schedules = ["none"] if pp == 1 else (["interleaved_1f1b"] if v > 1 else ["1f1b", "gpipe"])
+    micro_batches = [d for d in divisors(sequences) if d <= MAX_MICRO_BATCH_SIZE]
+    for split, schedule, micro, recompute, sequence_parallel in product(
+        problem.splits.rows(pp, v), schedules, micro_batches, RECOMPUTE_MODES, (False, True)
+    ):
+        if (
+            _allowed(constraints.schedule, schedule)
+            and _allowed(constraints.micro_batch_size, micro)
+            and _allowed(constraints.recompute, recompute)
+            and _allowed(constraints.sequence_parallel, sequence_parallel)
+        ):
+            yield (
+                int(split),
+                [*SCHEDULES].index(schedule),  # type: ignore[arg-type]  # from the list above
+                micro,
+                RECOMPUTE_MODES.index(recompute),
+                int(sequence_parallel),
+            )
+
+
+def _allowed(constraint: object, value: object) -> bool:
+    return constraint is None or constraint == value
+
+
+def _no_layout(world: int, constraints: Constraints) -> str:
+    held = constraints.model_dump(exclude_none=True)
+    return (
+        f"no layout of {world} ranks satisfies the constraints {held}; "
+        f"degrees must be divisors of {world} whose product is {world}; "
+        f"try to drop {next(iter(held), 'a constraint')} or change the number of nodes"
+    )
+
+
+def _no_batch(batch: int, degrees: set[int]) -> str:
+    smallest = min(degrees)
+    nearest = max(1, round(batch / smallest)) * smallest
+    return (
+        f"global_batch_size={batch} divides over none of the data-parallel degrees "
+        f"{sorted(degrees)[:8]}; try global_batch_size={nearest}"
+    )
+
+
+def _no_variant(batch: int, constraints: Constraints) -> str:
+    held = constraints.model_dump(exclude_none=True)
+    return (
+        f"global_batch_size={batch} leaves no micro-batch under the constraints {held}; "
+        "micro_batch_size * dp must divide global_batch_size, interleaving needs pp >= 2 and "
+        "virtual_stages that cut the layers evenly"
+    )
