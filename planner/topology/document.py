@@ -50,7 +50,8 @@ _MEMORY_RANGE_BYTES: Final = (1e6, 1e14)
 _FLOP_RANGE_PER_S: Final = (1e6, 1e18)
 
 _MAX_COMPONENTS_PER_NODE: Final = 1024
-_MAX_LINKS_PER_NODE: Final = 16_384
+_MAX_LINKS_PER_NODE: Final = 4096
+_MAX_GPUS_PER_NODE: Final = 64
 _MAX_WORKERS: Final = 1 << 20
 
 
@@ -93,7 +94,7 @@ class NodeType(Document):
     """What one host is made of. Workers are numbered as listed; so are their local ranks."""
 
     components: tuple[Component, ...] = Field(min_length=1, max_length=256)
-    links: tuple[Link, ...] = Field(max_length=4096)
+    links: tuple[Link, ...] = Field(min_length=1, max_length=4096)
     cores: int | None = Field(
         default=None, ge=1, le=4096, description="CPU cores that the processes of a node share"
     )
@@ -129,7 +130,7 @@ class Tier(Document):
         default=None, ge=1, le=1_000_000, description="nodes of one unit; null = the whole cluster"
     )
     oversubscription: float = Field(default=1.0, description="1 to 1000")
-    latency_s: float = Field(description="added to a message that turns here, 0 to 1")
+    latency_s: float = Field(description="added to a message that comes up here, 0 to 1")
     source: Source
 
 
@@ -184,8 +185,25 @@ class TopologyDocument(Document):
         return len(self.node.workers())
 
     def node_links(self) -> tuple["SingleLink", ...]:
-        """Return every link of one node, patterns expanded, with parallel links added up."""
-        return tuple(single for link in self.node.links for single in _expand(self.node, link))
+        """Return the link of every joined pair of one node, parallel ones added up."""
+        return tuple(_merged_links(self.node).values())
+
+    def checked_num_nodes(self, num_nodes: int | None) -> int:
+        """Return ``num_nodes``, or the default for None.
+
+        Raises:
+            InvalidInputError: It is not a whole number from 1 to ``max_nodes``.
+        """
+        if num_nodes is None:
+            return self.default_nodes
+        whole = isinstance(num_nodes, int) and not isinstance(num_nodes, bool)
+        if not whole or not 1 <= num_nodes <= self.max_nodes:
+            raise InvalidInputError(
+                f"topology {self.name!r}: nodes={num_nodes!r}; must be a whole number from 1 to "
+                f"{self.max_nodes}",
+                where="nodes",
+            )
+        return num_nodes
 
     @model_validator(mode="after")
     def _is_a_cluster(self) -> "TopologyDocument":
@@ -264,6 +282,34 @@ def _expand(node: NodeType, link: Link) -> Iterator[SingleLink]:
         yield SingleLink(a, b, link.kind, link.count * link.bandwidth_bytes_per_s, link.latency_s)
 
 
+def _merged_links(node: NodeType) -> dict[frozenset[str], SingleLink]:
+    """Return one link per joined pair.
+
+    Raises:
+        ValueError: A link joins a part to itself, or two kinds of link join one pair.
+    """
+    merged: dict[frozenset[str], SingleLink] = {}
+    for link in node.links:
+        for single in _expand(node, link):
+            pair = frozenset((single.a, single.b))
+            if len(pair) == 1:
+                raise ValueError(f"link {link.label()} joins {single.a} to itself")
+            before = merged.get(pair)
+            if before is not None:
+                if before.kind != single.kind:
+                    raise ValueError(
+                        f"{single.a} and {single.b} are joined by {before.kind} and by "
+                        f"{single.kind}; let one of them pass through a switch or cpu"
+                    )
+                single = before._replace(
+                    bandwidth_bytes_per_s=before.bandwidth_bytes_per_s
+                    + single.bandwidth_bytes_per_s,
+                    latency_s=max(before.latency_s, single.latency_s),
+                )
+            merged[pair] = single
+    return merged
+
+
 def _blocks(left: tuple[str, ...], right: tuple[str, ...], link: Link) -> list[tuple[str, str]]:
     more, fewer = max(len(left), len(right)), min(len(left), len(right))
     if more % fewer:
@@ -340,6 +386,12 @@ def _check_components(document: TopologyDocument) -> None:
             f"node.cores={node.cores} with {processes} processes; give the cores of a machine "
             "whose ranks are processes, and only of one"
         )
+    if gpus > _MAX_GPUS_PER_NODE:
+        raise ValueError(f"a node has {gpus} gpus; at most {_MAX_GPUS_PER_NODE}")
+    _check_links(node)
+
+
+def _check_links(node: NodeType) -> None:
     num_links = 0
     for link in node.links:
         left, right = (len(_ends(node, end)) for end in link.between)
@@ -408,7 +460,7 @@ def _check_tiers(network: Network, below: int) -> None:
 
 
 def _check_connected(document: TopologyDocument) -> None:
-    """Workers must reach each other, NICs must be reached by a worker."""
+    """Every worker has a link, workers reach each other, NICs are reached by a worker."""
     neighbours: dict[str, set[str]] = {
         name: set() for c in document.node.components for name in c.names()
     }
@@ -416,6 +468,8 @@ def _check_connected(document: TopologyDocument) -> None:
         neighbours[link.a].add(link.b)
         neighbours[link.b].add(link.a)
     workers = document.node.workers()
+    if document.nvlink_domain is None and not neighbours[workers[0]]:
+        raise ValueError(f"{workers[0]} has no link; add one, for example to the cpu over PCIe")
     start = workers if document.nvlink_domain is not None else workers[:1]
     reached, frontier = set(start), list(start)
     while frontier:
