@@ -165,7 +165,10 @@ def _unknown_family(
             f"is {shown(model_type)}, which is not known, and without rms_norm_eps and "
             'hidden_act "silu" it is not read as Llama; give an inline model spec',
         )
-    assumption = f"model_type {shown(model_type)} is not known: read as Llama"
+    assumption = (
+        f"model_type {shown(model_type)} is not known: read as Llama, with experts only as far as "
+        "its keys say"
+    )
     llama = FAMILIES["llama"]
     return replace(llama, notes=(assumption,), required=("tie_word_embeddings",))
 

@@ -3,9 +3,10 @@
 Shapes only; costs are in ``planner.cost`` and follow from ``planner.model.blocks``.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from planner.plan import Document
 
@@ -54,6 +55,12 @@ class LatentAttention(Document):
     v_head_dim: Size
 
 
+def _attention_kind(value: object) -> str:
+    """Return which attention is meant; without a kind it is the usual one."""
+    kind = value.get("kind", "gqa") if isinstance(value, Mapping) else getattr(value, "kind", "")
+    return kind if isinstance(kind, str) else ""
+
+
 class FeedForward(Document):
     """Two matrices, or three when gated (SwiGLU)."""
 
@@ -86,7 +93,14 @@ class ModelSpec(Document):
     num_layers: Annotated[int, Field(ge=1, le=10_000)]
     hidden_size: Size
     vocab_size: Size
-    attention: Attention | LatentAttention = Field(discriminator="kind")
+    attention: Annotated[
+        Annotated[Attention, Tag("gqa")] | Annotated[LatentAttention, Tag("mla")],
+        Discriminator(
+            _attention_kind,
+            custom_error_type="attention_kind",
+            custom_error_message="kind must be 'gqa' or 'mla'; leave it out for 'gqa'",
+        ),
+    ]
     feed_forward: FeedForward
     experts: MixtureOfExperts | None = None
     moe_layers: tuple[int, ...] = Field(

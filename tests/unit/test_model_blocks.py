@@ -216,6 +216,19 @@ def test_impossible_spec_is_refused(fields, message):
         ModelSpec.model_validate({**small().model_dump(exclude=set(fields)), **fields})
 
 
+@pytest.mark.parametrize("kind", [{}, {"kind": "gqa"}])
+def test_attention_without_a_kind_is_the_usual_one(kind):
+    spec = small(attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, **kind})
+    assert spec == small()
+    assert ModelSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+@pytest.mark.parametrize("kind", ["linear", None, [], 3])
+def test_unknown_kind_of_attention_is_refused(kind):
+    with pytest.raises(ValidationError, match="kind must be 'gqa' or 'mla'"):
+        small(attention={"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "kind": kind})
+
+
 def small(**fields: object) -> ModelSpec:
     """Return a model of 3 layers with what is given changed."""
     base: dict[str, object] = {
