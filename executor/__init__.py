@@ -1,0 +1,61 @@
+"""Runs a plan: torch.distributed training as planned, and its timings back.
+
+Names are loaded on first use, so that ``executor.client`` needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executor.apply import StepResult, Trainer, apply_plan
+    from executor.checks import check_plan
+    from executor.client import load_plan, post_run, save_run
+    from executor.decoder import DecoderNames, check_model
+    from executor.errors import (
+        ExecutorError,
+        PlanMismatchError,
+        PlanSourceError,
+        UnsupportedPlanError,
+    )
+    from executor.job import Job, agree_on_plan, join, together
+    from executor.measure import calibration_run, run_probes, timed_step
+
+__all__ = [
+    "DecoderNames",
+    "ExecutorError",
+    "Job",
+    "PlanMismatchError",
+    "PlanSourceError",
+    "StepResult",
+    "Trainer",
+    "UnsupportedPlanError",
+    "agree_on_plan",
+    "apply_plan",
+    "calibration_run",
+    "check_model",
+    "check_plan",
+    "join",
+    "load_plan",
+    "post_run",
+    "run_probes",
+    "save_run",
+    "timed_step",
+    "together",
+]
+
+_NAMES_OF = {
+    "apply": ("StepResult", "Trainer", "apply_plan"),
+    "checks": ("check_plan",),
+    "client": ("load_plan", "post_run", "save_run"),
+    "decoder": ("DecoderNames", "check_model"),
+    "errors": ("ExecutorError", "PlanMismatchError", "PlanSourceError", "UnsupportedPlanError"),
+    "job": ("Job", "agree_on_plan", "join", "together"),
+    "measure": ("calibration_run", "run_probes", "timed_step"),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'executor' has no attribute {name!r}")
+    return getattr(import_module(f"executor.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,250 @@
+"""Train a small Llama-shaped GPT on a book, the way a plan says.
+
+    torchrun --nproc-per-node 4 examples/train_gpt.py --plan http://127.0.0.1:8000/plans/{id}
+
+The plan decides layout, schedule, micro-batches, gradient reduction, precision and optimizer; the
+model is ``planner/model/configs/example-gpt.json`` unless ``--config`` names another Hugging Face
+Llama config. A plan for one rank runs without torchrun. The first steps are timed and reported to
+the service that the plan came from. COMMPLAN_TOKEN is the service's token, if it asks for one.
+"""
+
+import argparse
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import executor
+from executor.client import is_url, service_of
+from planner.plan import CalibrationRun, Plan
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parent / "planner" / "model" / "configs" / "example-gpt.json"
+TEXT = HERE / "text" / "alice.txt"
+
+# ---------------------------------------------------------------------------- the model
+# Shapes: B micro-batch, S sequence, H hidden size, N heads on this rank, D head dimension.
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The fields of a Hugging Face Llama ``config.json`` that this model reads."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def from_file(cls, path: Path) -> "GPTConfig":
+        """Return the config in a JSON file; fields this model does not read are left out."""
+        fields = json.loads(path.read_text())
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864), halves as in Llama."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float64)
+        angles = torch.outer(positions, config.rope_theta**-exponents).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Turn each pair of ``x`` [B, N, S, D] by its position's angle."""
+        length = x.shape[-2]
+        low, high = x.chunk(2, dim=-1)
+        turned = torch.cat((-high, low), dim=-1)
+        return x * self.cos[:length] + turned * self.sin[:length]
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention; the number of heads follows from the projections' width."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        width = config.num_attention_heads * config.head_dim
+        kv_width = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.rotary = Rotary(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what each position gathers from itself and those before, [B, S, H]."""
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = functional.scaled_dot_product_attention(
+            self.rotary(q), self.rotary(k), v, is_causal=True, enable_gqa=True
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, S, H]."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each after a norm and around a residual."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states after this layer, [B, S, H]."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class GPT(nn.Module):
+    """Tokens [B, S] to logits [B, S, vocabulary]; a part that is None lies on another rank."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take tokens or, without the embedding, hidden states; return logits or hidden states."""
+        if self.embed_tokens is not None:
+            x = self.embed_tokens(x)
+        for layer in self.layers:
+            x = layer(x)
+        if self.lm_head is not None:
+            x = self.lm_head(self.norm(x))
+        return x
+
+
+# ----------------------------------------------------------------------------- the data
+
+
+class Book:
+    """Random windows of a text, one byte a token; step and seed alone decide which."""
+
+    def __init__(self, path: Path, plan: Plan, seed: int) -> None:
+        self._tokens = torch.tensor(list(path.read_bytes()), dtype=torch.int64)
+        self._shape = (plan.training.global_batch_size, plan.training.seq_len)
+        self._seed = seed
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs and targets of the whole global batch, [sequences, seq_len] each."""
+        sequences, length = self._shape
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        starts = torch.randint(len(self._tokens) - length, (sequences, 1), generator=generator)
+        windows = self._tokens[starts + torch.arange(length + 1)]
+        return windows[:, :-1], windows[:, 1:]
+
+
+# ------------------------------------------------------------------------- the training
+
+
+def main() -> None:
+    """Train, print the loss on rank 0, and report the timed steps."""
+    options = parse_arguments()
+    rank_0 = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if rank_0 else logging.ERROR, format="%(message)s")
+    token = os.environ.get("COMMPLAN_TOKEN")
+    with executor.join(os.environ, timeout_s=options.timeout_s) as job:
+        plan = executor.agree_on_plan(job, lambda: executor.load_plan(options.plan, token=token))
+        torch.manual_seed(options.seed)
+        model = GPT(GPTConfig.from_file(options.config))
+        trainer = executor.apply_plan(job, plan, model, learning_rate=options.learning_rate)
+        run = train(job, trainer, Book(options.text, plan, options.seed), options)
+        if run is not None:
+            report(run, options, token)
+
+
+def train(
+    job: executor.Job, trainer: executor.Trainer, book: Book, options: argparse.Namespace
+) -> CalibrationRun | None:
+    """Run all steps; return the timings of the timed ones on rank 0, if there are any."""
+    probes = executor.run_probes(trainer) if options.repeats else ()
+    timed: list[executor.StepResult] = []
+    run = None
+    for step in range(options.steps or options.warmup + options.repeats):
+        if step == options.warmup:
+            trainer.recorder.clear()
+        inputs, targets = (rows[trainer.my_rows()] for rows in book.batch(step))
+        result = executor.timed_step(trainer, inputs, targets)
+        loss = trainer.global_loss(result)
+        if job.rank == 0:
+            print(f"step {step:4d}  loss {loss:.12g}  {result.step_s:.3f} s", flush=True)
+        if options.warmup <= step < options.warmup + options.repeats:
+            timed.append(result)
+        if timed and step == options.warmup + options.repeats - 1:
+            run = executor.calibration_run(
+                job, trainer, timed, num_warmup_steps=options.warmup, probes=probes
+            )
+    return run
+
+
+def report(run: CalibrationRun, options: argparse.Namespace, token: str | None) -> None:
+    """Send the run where asked: a file, a service, or the service the plan came from."""
+    target = options.report or (service_of(options.plan) if is_url(options.plan) else None)
+    if target is None:
+        return
+    if is_url(target):
+        executor.post_run(target, run, token=token)
+    else:
+        executor.save_run(Path(target), run)
+    print(f"timings of {len(run.ranks[0].step_s)} steps sent to {target}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the options; ``--steps`` counts all steps, timed and untimed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--plan", required=True, help="URL or JSON file")
+    parser.add_argument("--steps", type=int, help="default: warmup + repeats")
+    parser.add_argument("--warmup", type=int, default=2, help="untimed steps before the timed ones")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--report", help="file or service URL; default: the plan's service")
+    parser.add_argument("--config", type=Path, default=CONFIG, help="Hugging Face config.json")
+    parser.add_argument("--text", type=Path, default=TEXT)
+    parser.add_argument("--timeout-s", type=float, default=60.0, help="of every collective")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

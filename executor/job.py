@@ -1,0 +1,169 @@
+"""Join a job of many ranks, and keep its ranks unanimous: all go on, or all refuse alike."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from executor.errors import ExecutorError, PlanMismatchError
+from planner.plan import Plan, document_hash
+
+__all__ = ["EXIT_REFUSED", "Job", "agree_on_plan", "join", "threads_per_rank", "together"]
+
+logger = logging.getLogger(__name__)
+
+EXIT_REFUSED: Final = 2  # as the planner's command line: bad input
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """This process's place in the job.
+
+    Attributes:
+        rank: Rank in the world.
+        world_size: Ranks of the job.
+        local_world_size: Ranks on this host.
+        backend: Of the default group: gloo here.
+        timeout: After which a rank stops waiting for the others.
+    """
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    backend: str
+    timeout: timedelta
+
+
+@contextmanager
+def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator[Job]:
+    """Enter the job that torchrun describes in ``environment``; without it, a job of one rank.
+
+    Sets torch's threads to the cores this process may use divided by the ranks of this host (at
+    least 1). An ``ExecutorError`` that all ranks agree on is printed by rank 0 alone, and every
+    rank exits with ``EXIT_REFUSED``; one that a single rank raises is printed by that rank.
+
+    Args:
+        environment: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
+            sets them.
+        timeout_s: Of every collective; a peer that died ends the others after at most this long.
+    """
+    job = Job(
+        rank=int(environment.get("RANK", 0)),
+        world_size=int(environment.get("WORLD_SIZE", 1)),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
+        backend="gloo",
+        timeout=timedelta(seconds=timeout_s),
+    )
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads_per_rank(cores, job.local_world_size))
+    if job.rank == 0:
+        logger.info(
+            "%d ranks here share %d cores: %d threads each",
+            job.local_world_size,
+            cores,
+            torch.get_num_threads(),
+        )
+    _init_process_group(job, environment)
+    try:
+        yield job
+    except ExecutorError as error:
+        _leave_refused(job, error)
+    dist.destroy_process_group()
+
+
+def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:
+    """Return the compute threads of one rank.
+
+    >>> threads_per_rank(16, 4), threads_per_rank(2, 4)
+    (4, 1)
+    """
+    return max(1, num_cores // num_local_ranks)
+
+
+def together(
+    job: Job, action: Callable[[], ResultT], *, fingerprint: Callable[[ResultT], str] | None = None
+) -> ResultT:
+    """Run ``action`` on every rank and return its result, or raise the same error on all ranks.
+
+    Args:
+        job: This process's place.
+        action: May raise an ``ExecutorError``; of several, that of the lowest rank is raised.
+        fingerprint: Text that must be the same on all ranks, such as a hash of the result.
+
+    Raises:
+        ExecutorError: Some rank's ``action`` raised it.
+        PlanMismatchError: Fingerprints differ.
+    """
+    result: ResultT | None = None
+    error: ExecutorError | None = None
+    text = ""
+    try:
+        result = action()
+        text = fingerprint(result) if fingerprint is not None else ""
+    except ExecutorError as exc:
+        error = exc
+    outcomes: list[tuple[ExecutorError | None, str]] = [(None, "")] * job.world_size
+    dist.all_gather_object(outcomes, (error, text))
+    for rank, (failure, _) in enumerate(outcomes):
+        if failure is not None:
+            failure.agreed = True
+            failure.args = (f"rank {rank}: {failure}", *failure.args[1:])
+            raise failure
+    texts = [text for _, text in outcomes]
+    if len(set(texts)) > 1:
+        raise _differing(texts)
+    assert result is not None or error is None, "a rank without an error has a result"
+    return result  # type: ignore[return-value]  # None only where ResultT allows it
+
+
+def agree_on_plan(job: Job, load: Callable[[], Plan]) -> Plan:
+    """Load the plan on every rank and make sure it is the same one, before anything else.
+
+    Raises:
+        PlanSourceError: Some rank cannot load it.
+        PlanMismatchError: Ranks hold different plans.
+    """
+    return together(job, load, fingerprint=lambda plan: f"{plan.id} ({document_hash(plan)})")
+
+
+def _differing(texts: list[str]) -> PlanMismatchError:
+    holders: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        holders.setdefault(text, []).append(rank)
+    listed = "; ".join(f"{text} on ranks {ranks}" for text, ranks in holders.items())
+    error = PlanMismatchError(
+        f"plans differ between ranks: {listed}; give every rank the same file or URL"
+    )
+    error.agreed = True
+    return error
+
+
+def _init_process_group(job: Job, environment: Mapping[str, str]) -> None:
+    if "RANK" in environment:
+        dist.init_process_group(job.backend, timeout=job.timeout)
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's __all__
+        dist.init_process_group(job.backend, store=store, rank=0, world_size=1, timeout=job.timeout)
+
+
+def _leave_refused(job: Job, error: ExecutorError) -> None:
+    """Print the refusal once and end the process.
+
+    The barrier keeps the others alive until rank 0 has printed: torchrun stops all ranks as soon
+    as one has exited.
+    """
+    if not error.agreed or job.rank == 0:
+        sys.stderr.write(f"refused: {error}\n")
+        sys.stderr.flush()
+    if error.agreed:
+        dist.barrier()
+    raise SystemExit(EXIT_REFUSED)

@@ -1,0 +1,164 @@
+"""Timed steps and probes, gathered into one ``CalibrationRun``."""
+
+import logging
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from executor.apply import StepResult, Trainer
+from executor.gradients.reduce import hierarchical_all_reduce
+from executor.job import Job
+from executor.mesh import RankGroup
+from executor.timing import CallKey
+from planner.plan import CalibrationRun, CollectiveTiming, Probe, RankTimings, document_hash
+
+__all__ = ["calibration_run", "run_probes", "timed_step"]
+
+logger = logging.getLogger(__name__)
+
+_PROBE_CALLS: Final = 5  # timed after one untimed call that opens the connections
+_PROBE_DTYPE: Final = torch.float32
+
+
+def timed_step(trainer: Trainer, inputs: torch.Tensor, targets: torch.Tensor) -> StepResult:
+    """Run a step that all ranks start at the same time; the barrier is not part of it."""
+    dist.barrier()
+    return trainer.step(inputs, targets)
+
+
+def run_probes(trainer: Trainer) -> tuple[CollectiveTiming, ...]:
+    """Run the plan's probes and return their timings; all ranks call this together.
+
+    A probe of an axis where this layout has a single rank has nobody to talk to: it is left out,
+    and rank 0 logs that.
+    """
+    trainer.recorder.clear()
+    for probe in trainer.plan.probes:
+        group = trainer.mesh.groups[probe.axis]
+        if group.process_group is None:
+            if trainer.mesh.rank == 0:
+                logger.warning("probe of %s on %s left out: one rank", probe.op, probe.axis)
+            continue
+        for size_bytes in probe.sizes_bytes:
+            _run_probe(trainer, probe, group, size_bytes)
+    timings = trainer.recorder.timings()
+    trainer.recorder.clear()
+    return timings
+
+
+def calibration_run(
+    job: Job,
+    trainer: Trainer,
+    results: list[StepResult],
+    *,
+    num_warmup_steps: int,
+    probes: tuple[CollectiveTiming, ...] = (),
+) -> CalibrationRun | None:
+    """Return what all ranks measured on rank 0, None elsewhere; all ranks call this together.
+
+    Args:
+        job: This process's place in the job.
+        trainer: Its recorder holds the calls of exactly the steps in ``results``.
+        results: The timed steps.
+        num_warmup_steps: Steps run before them.
+        probes: What ``run_probes`` returned.
+    """
+    mine = RankTimings(
+        rank=job.rank,
+        host=platform.node(),
+        step_s=tuple(result.step_s for result in results),
+        forward_backward_s=tuple(result.forward_backward_s for result in results),
+        optimizer_s=tuple(result.optimizer_s for result in results),
+        communication_s=tuple(result.communication_s for result in results),
+        collectives=(*trainer.recorder.timings(), *probes),
+    )
+    gathered: list[RankTimings] | None = [mine] * job.world_size if job.rank == 0 else None
+    dist.gather_object(mine, gathered)
+    if gathered is None:
+        return None
+    plan = trainer.plan
+    return CalibrationRun(
+        plan_id=plan.id,
+        plan_hash=document_hash(plan),
+        topology=plan.topology,
+        backend=job.backend,
+        executor_version=_own_version(),
+        torch_version=torch.__version__,
+        num_warmup_steps=num_warmup_steps,
+        ranks=tuple(gathered),
+    )
+
+
+def _own_version() -> str:
+    try:
+        return version("commplan")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int) -> None:
+    if probe.op == "send_recv":
+        _run_send_recv(trainer, probe, group, size_bytes)
+        return
+    call, actual_bytes = _collective(probe, group, size_bytes)
+    recorder, plan = trainer.recorder, trainer.plan
+    algorithm = recorder.algorithm_that_runs(probe.axis, probe.op, actual_bytes)
+    if (probe.axis, probe.op) == ("dp_cp", "all_reduce"):
+        split = trainer.mesh.split_dp_cp
+        if split and plan.algorithm("dp_cp", "all_reduce", actual_bytes) == "hierarchical":
+            buffer = torch.zeros(actual_bytes // _PROBE_DTYPE.itemsize, dtype=_PROBE_DTYPE)
+            call, algorithm = lambda: hierarchical_all_reduce(buffer, split), "hierarchical"
+    key = CallKey(probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True)
+    call()
+    for _ in range(_PROBE_CALLS):
+        dist.barrier()
+        with recorder.call(key):
+            call()
+
+
+def _collective(
+    probe: Probe, group: RankGroup, size_bytes: int
+) -> tuple[Callable[[], object], int]:
+    """Return a call of ``probe.op`` and its size S, rounded up to whole elements per rank."""
+    n, pg = group.size, group.process_group
+    part = torch.zeros(max(1, -(-size_bytes // (n * _PROBE_DTYPE.itemsize))), dtype=_PROBE_DTYPE)
+    whole = torch.zeros(part.numel() * n, dtype=_PROBE_DTYPE)
+    out = torch.zeros_like(whole)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole, group=pg),
+        "all_gather": lambda: dist.all_gather_single(whole, part, group=pg),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=pg),
+        "all_to_all": lambda: dist.all_to_all_single(out, whole, group=pg),
+        "broadcast": lambda: dist.broadcast(whole, group=pg, group_src=0),
+    }
+    return calls[probe.op], whole.numel() * _PROBE_DTYPE.itemsize
+
+
+def _run_send_recv(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int) -> None:
+    """Send from each even member of the group to its next; a last one without partner idles."""
+    is_send = group.index % 2 == 0
+    peer = group.index + 1 if is_send else group.index - 1
+    message = torch.zeros(max(1, -(-size_bytes // _PROBE_DTYPE.itemsize)), dtype=_PROBE_DTYPE)
+    key = trainer.recorder.p2p_key(
+        probe.axis,
+        message.numel() * _PROBE_DTYPE.itemsize,
+        peer,
+        is_send=is_send,
+        is_probe=True,
+    )
+    for repeat in range(_PROBE_CALLS + 1):
+        dist.barrier()
+        if peer >= group.size:
+            continue
+        start = time.perf_counter()
+        if is_send:
+            dist.send(message, group=group.process_group, group_dst=peer)
+        else:
+            dist.recv(message, group=group.process_group, group_src=peer)
+        if repeat:
+            trainer.recorder.note(key, start, time.perf_counter() - start)

@@ -1,0 +1,159 @@
+"""Valid plans for small jobs, made by hand: the executor's tests do not depend on the planner."""
+
+from typing import Any
+
+from planner.plan import (
+    Algorithm,
+    BatchSplit,
+    Breakdown,
+    CollectiveChoice,
+    Interval,
+    Layout,
+    MemoryParts,
+    ModelSummary,
+    Pipeline,
+    Plan,
+    Prediction,
+    Probe,
+    Provenance,
+    RankRule,
+    ScheduleName,
+    Sharding,
+    SizeThreshold,
+    Stage,
+    StageMemory,
+    TrainingSpec,
+)
+
+# examples/train_gpt.py with tests/dist/tiny-gpt.json.
+TINY = ModelSummary(
+    name="tiny-gpt",
+    num_layers=4,
+    hidden_size=32,
+    vocab_size=256,
+    num_params=2 * 256 * 32 + 32 + 4 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32),
+    num_active_params=1,
+    fingerprint="tiny",
+)
+
+
+def stages_of(pp: int, num_layers: int, layers: tuple[int, ...] | None = None) -> tuple[Stage, ...]:
+    """Return ``pp`` stages with ``layers`` layers each, or as even as possible."""
+    counts = layers or tuple(
+        num_layers // pp + (1 if rank < num_layers % pp else 0) for rank in range(pp)
+    )
+    return tuple(
+        Stage(
+            pp_rank=rank,
+            chunk=0,
+            first_layer=sum(counts[:rank]),
+            num_layers=count,
+            embedding=rank == 0,
+            head=rank == pp - 1,
+        )
+        for rank, count in enumerate(counts)
+    )
+
+
+def all_reduce_choice(layout: Layout, algorithm: Algorithm) -> CollectiveChoice:
+    """Return the choice of one algorithm for gradients of every size."""
+    return CollectiveChoice(
+        axis="dp_cp",
+        op="all_reduce",
+        group_size=layout.degree("dp_cp"),
+        size_bytes=1 << 20,
+        algorithm=algorithm,
+        predicted_s=0.01,
+        runner_up=None,
+        runner_up_s=None,
+        thresholds=(SizeThreshold(up_to_bytes=None, algorithm=algorithm),),
+    )
+
+
+def make_plan(
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    model: ModelSummary = TINY,
+    schedule: ScheduleName | None = None,
+    layers: tuple[int, ...] | None = None,
+    micro_batch_size: int = 1,
+    global_batch_size: int = 8,
+    seq_len: int = 16,
+    precision: str = "fp64",
+    optimizer: str = "adamw",
+    ranks_per_node: int = 4,
+    gradient_algorithm: Algorithm = "ring",
+    bucket_bytes: int = 100_000,
+    probes: tuple[Probe, ...] = (),
+    **changes: Any,
+) -> Plan:
+    """Return a plan for one layout; ``changes`` replace whole fields of the plan."""
+    layout = Layout(tp=tp, pp=pp, dp_replicate=dp)
+    parts = MemoryParts(**dict.fromkeys(MemoryParts.model_fields, 0))
+    fields: dict[str, Any] = {
+        "id": f"test-tp{tp}-pp{pp}-dp{dp}",
+        "topology": "local-gloo",
+        "model": model,
+        "framework": "executor",
+        "training": TrainingSpec.model_validate(
+            {
+                "global_batch_size": global_batch_size,
+                "seq_len": seq_len,
+                "precision": precision,
+                "optimizer": optimizer,
+            }
+        ),
+        "layout": layout,
+        "ranks": RankRule(ranks_per_node=ranks_per_node),
+        "batch": BatchSplit(
+            micro_batch_size=micro_batch_size,
+            num_micro_batches=global_batch_size // (micro_batch_size * dp),
+        ),
+        "pipeline": Pipeline(
+            schedule=schedule or ("none" if pp == 1 else "1f1b"),
+            stages=stages_of(pp, model.num_layers, layers),
+        ),
+        "sharding": Sharding(
+            zero_stage=0,
+            sequence_parallel=False,
+            overlap_gradient_reduce=False,
+            overlap_parameter_gather=False,
+            gradient_bucket_bytes=bucket_bytes,
+        ),
+        "recompute": "none",
+        "collectives": (all_reduce_choice(layout, gradient_algorithm),),
+        "prediction": _some_prediction(),
+        "memory": tuple(
+            StageMemory(pp_rank=rank, parts=parts, total_bytes=0, capacity_bytes=1)
+            for rank in range(pp)
+        ),
+        "ops": (),
+        "probes": probes,
+        "runners_up": (),
+        "rejected": (),
+        "num_candidates": 1,
+        "assumptions": (),
+        "provenance": Provenance(
+            commplan_version="test",
+            calibration_id=None,
+            calibration="none",
+            simulated=False,
+            sources=(),
+        ),
+    }
+    return Plan(**(fields | changes))
+
+
+def _some_prediction() -> Prediction:
+    return Prediction(
+        step_time_s=1.0,
+        interval=Interval(low_s=0.5, high_s=2.0, basis="made up for a test"),
+        breakdown=Breakdown(**dict.fromkeys(Breakdown.model_fields, 0.0)),
+        tokens_per_s=1.0,
+        tokens_per_s_per_gpu=1.0,
+        model_flop_per_step=1.0,
+        mfu=None,
+        bubble_fraction=0.0,
+    )
