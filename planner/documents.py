@@ -47,7 +47,7 @@ def parse_json(text: str | bytes, *, source: str) -> Any:
         )
         if "\\ud" in decoded.lower():
             json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeError as exc:
+    except (UnicodeDecodeError, UnicodeEncodeError) as exc:
         raise InvalidInputError(
             f"{source}: not valid UTF-8 text ({exc.reason}); save it as UTF-8", where=source
         ) from exc
@@ -194,6 +194,7 @@ def _sentence(path: str, error: ErrorDetails) -> str:
         return f"{where} is not a known field; remove it or check its spelling"
     message = error["msg"].removeprefix("Value error, ")
     message = message.replace("Input should", "must").replace("must be a valid", "must be a")
+    message = message.replace("must be a integer", "must be an integer").split(", unable to")[0]
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {message}" if path else message
     text = f"{where} {message}, got {_short(error['input'])}"

@@ -1,0 +1,230 @@
+"""Planning and fitting, away from the event loop: few at a time, the same search only once."""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from planner.calibrate.fit import fit_calibration
+
+import planner
+import topologies
+from api.errors import BusyError, NotStoredError
+from api.metrics import Metrics
+from api.settings import Settings
+from api.store import Store, StoredPlan
+from planner import __version__
+from planner.errors import InvalidInputError, UnknownNameError
+from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
+from planner.planning import ResolvedRequest, make_plan, resolve, topology_fingerprint
+from planner.request import PlanRequest
+
+__all__ = ["Jobs", "build_fingerprint"]
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+_RETRY_AFTER_S: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One search to do: everything ``make_plan`` needs, and the key of its request."""
+
+    key: str
+    request: PlanRequest
+    resolved: ResolvedRequest
+    calibration: Calibration | None
+
+
+class Jobs:
+    """Runs the planner for one application."""
+
+    def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
+        self._settings = settings
+        self._store = store
+        self._metrics = metrics
+        self._build = build_fingerprint()
+        self._searches: dict[str, asyncio.Task[StoredPlan]] = {}
+        self._search_threads = ThreadPoolExecutor(settings.max_concurrent_plans, "search")
+        self._fit_thread = ThreadPoolExecutor(1, "fit")
+
+    def close(self) -> None:
+        """Start nothing new; a search that runs is left to end."""
+        self._search_threads.shutdown(wait=False, cancel_futures=True)
+        self._fit_thread.shutdown(wait=False, cancel_futures=True)
+
+    async def plan(self, request: PlanRequest) -> StoredPlan:
+        """Return the plan for ``request``: the stored one if there is, else a new one.
+
+        Raises:
+            UnknownNameError, InvalidInputError, InfeasiblePlanError: As ``make_plan``.
+            BusyError: Too many searches wait, or this one takes longer than the limit; it goes
+                on, so that the same request finds its plan later.
+        """
+        prepared = await asyncio.to_thread(self._prepare, request)
+        if isinstance(prepared, StoredPlan):
+            return prepared
+        task = self._searches.get(prepared.key) or self._start(prepared)
+        limit_s = self._settings.plan_time_limit_s
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), limit_s)
+        except TimeoutError:
+            raise BusyError(
+                f"the search takes longer than {limit_s:g} s and goes on; send the same request "
+                "again in a while, or narrow it with constraints",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+
+    async def calibrate(self, run: CalibrationRun) -> Calibration:
+        """Store ``run`` and return the calibration refitted from all runs on its topology.
+
+        Raises:
+            NotStoredError: The run is of a plan that is not stored here.
+            InvalidInputError: The run is of another version of the plan, or cannot be fitted.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._fit_thread, self._calibrate, run)
+
+    def _prepare(self, request: PlanRequest) -> StoredPlan | _Search:
+        resolved = resolve(request)
+        calibration = self._calibration(
+            request.calibration, topology_fingerprint(resolved.topology)
+        )
+        chosen = "none" if calibration is None else calibration.id
+        request = request.model_copy(update={"calibration": chosen})
+        key = document_hash({"request": request.model_dump(mode="json"), "build": self._build})
+        stored = self._store.plan_for_request(key)
+        return stored or _Search(key, request, replace(resolved, request=request), calibration)
+
+    def _calibration(self, wanted: str, topology_hash: str) -> Calibration | None:
+        if wanted == "none":
+            return None
+        if wanted == "latest":
+            return self._store.latest_calibration(topology_hash)
+        calibration = self._store.calibration(wanted)
+        if calibration is None:
+            raise UnknownNameError(
+                "calibration", wanted, ["latest", "none", *self._store.calibration_ids()]
+            )
+        return calibration
+
+    def _start(self, search: _Search) -> asyncio.Task[StoredPlan]:
+        if len(self._searches) >= (
+            self._settings.max_concurrent_plans + self._settings.max_waiting_plans
+        ):
+            raise BusyError(
+                f"{len(self._searches)} searches are running or waiting; ask again in a while",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        task = asyncio.create_task(self._run(search))
+        self._searches[search.key] = task
+        task.add_done_callback(partial(self._finished, search.key))
+        return task
+
+    def _finished(self, key: str, task: asyncio.Task[StoredPlan]) -> None:
+        self._searches.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # read, or asyncio reports it as lost when every client has left
+
+    async def _run(self, search: _Search) -> StoredPlan:
+        with self._metrics.searches_running.track_inprogress():
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._search_threads, self._search, search)
+
+    def _search(self, search: _Search) -> StoredPlan:
+        finished_meanwhile = self._store.plan_for_request(search.key)
+        if finished_meanwhile is not None:
+            return finished_meanwhile
+        plan, search_s = _timed(partial(make_plan, search.resolved, search.calibration))
+        self._metrics.observe_plan(search_s)
+        logger.info(
+            "plan %s: %s on %s: %s of %d candidates, %.3g s a step, found in %.2f s",
+            plan.id,
+            plan.model.name,
+            plan.topology,
+            plan.layout,
+            plan.num_candidates,
+            plan.prediction.step_time_s,
+            search_s,
+        )
+        return self._store.add_plan(
+            key=search.key,
+            request=canonical_json(search.request),
+            topology_hash=topology_fingerprint(search.resolved.topology),
+            plan=plan,
+            search_s=search_s,
+        )
+
+    def _calibrate(self, run: CalibrationRun) -> Calibration:
+        plan = self._stored_plan(run.plan_id)
+        _check_run_is_of_plan(run, plan)
+        topology_hash = self._store.topology_hash_of_plan(plan.id)
+        earlier = self._store.runs_on_topology(topology_hash)
+        runs = earlier if run in earlier else [*earlier, run]
+        calibration: Calibration | None = None
+        for plan_id in dict.fromkeys(r.plan_id for r in runs):
+            request = PlanRequest.model_validate_json(self._store.request_of_plan(plan_id))
+            of_plan = [r for r in runs if r.plan_id == plan_id]
+            calibration = fit_calibration(
+                resolve(request), self._stored_plan(plan_id), of_plan, calibration
+            )
+        assert calibration is not None, "there is at least this run"
+        self._store.add_calibration(topology_hash=topology_hash, run=run, calibration=calibration)
+        logger.info(
+            "calibration %s of %s from %d runs", calibration.id, calibration.topology, len(runs)
+        )
+        return calibration
+
+    def _stored_plan(self, plan_id: str) -> Plan:
+        stored = self._store.plan(plan_id)
+        if stored is None:
+            raise NotStoredError("plan", plan_id, "POST /plan makes one")
+        return Plan.model_validate_json(stored.document)
+
+
+def _check_run_is_of_plan(run: CalibrationRun, plan: Plan) -> None:
+    """Raise InvalidInputError unless ``run`` timed exactly ``plan``."""
+    if run.plan_hash != (needed := document_hash(plan)):
+        raise InvalidInputError(
+            f"plan_hash is {run.plan_hash[:80]!r} but plan {plan.id} has {needed!r}: the run was "
+            f"of another version of this plan; fetch it again from /plans/{plan.id} and run that",
+            where="plan_hash",
+        )
+    if run.topology != plan.topology:
+        raise InvalidInputError(
+            f"topology is {run.topology[:80]!r} but plan {plan.id} is for {plan.topology!r}",
+            where="topology",
+        )
+    if len(run.ranks) != plan.layout.world_size:
+        raise InvalidInputError(
+            f"ranks holds {len(run.ranks)} entries but plan {plan.id} has "
+            f"{plan.layout.world_size} ranks; send the timings of every rank",
+            where="ranks",
+        )
+
+
+def build_fingerprint() -> str:
+    """Return a hash of version and source of the planner: another build, another plan.
+
+    The version alone would serve stale plans to whoever changes the cost model.
+    """
+    digest = hashlib.sha256(__version__.encode())
+    for package in (planner, topologies):
+        for path in sorted(Path(package.__path__[0]).rglob("*")):
+            if path.suffix in (".py", ".json", ".csv"):
+                digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _timed(work: Callable[[], ResultT]) -> tuple[ResultT, float]:
+    """Return the result of ``work`` and the seconds it took."""
+    started = time.perf_counter()
+    return work(), time.perf_counter() - started

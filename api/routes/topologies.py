@@ -1,0 +1,57 @@
+"""``/topologies``: the bundled clusters, and what the collectives see of them."""
+
+from fastapi import APIRouter
+
+from api.schemas import ErrorAnswer, LevelView, TopologySummary, TopologyView
+from planner.planning import topology_fingerprint
+from planner.topology.bundled import load_topology, topology_names
+from planner.topology.compile import compile_fabric
+from planner.topology.document import TopologyDocument
+from planner.topology.fabric import Level
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/topologies", tags=["topologies"])
+
+
+@router.get("")
+def list_topologies() -> list[TopologySummary]:
+    """List the bundled topologies."""
+    return [_summary(load_topology(name)) for name in topology_names()]
+
+
+@router.get("/{name}", responses={code: {"model": ErrorAnswer} for code in (404, 422)})
+def read_topology(name: str, nodes: int | None = None) -> TopologyView:
+    """Return a topology document and the levels of the fabric compiled from it."""
+    document = load_topology(name)
+    fabric = compile_fabric(document, nodes)
+    return TopologyView(
+        document=document,
+        fingerprint=topology_fingerprint(document),
+        nodes=fabric.num_gpus // fabric.gpus_per_node,
+        num_gpus=fabric.num_gpus,
+        levels=tuple(_level(level) for level in fabric.levels),
+    )
+
+
+def _summary(document: TopologyDocument) -> TopologySummary:
+    return TopologySummary(
+        name=document.name,
+        description=document.description,
+        device=document.device_name,
+        gpus_per_node=document.gpus_per_node,
+        default_nodes=document.default_nodes,
+        max_nodes=document.max_nodes,
+    )
+
+
+def _level(level: Level) -> LevelView:
+    return LevelView(
+        name=level.name,
+        kind=level.kind,
+        unit_size=level.unit_size,
+        bytes_per_s=level.bytes_per_s,
+        alpha_s=level.alpha_s,
+        measured=level.measured,
+        source=level.source,
+    )

@@ -1,0 +1,100 @@
+"""What the service answers beside the planner's own documents."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from planner.model.spec import ModelSpec
+from planner.plan import Document
+from planner.topology.document import TopologyDocument
+
+__all__ = [
+    "CalibrationSummary",
+    "ErrorAnswer",
+    "ErrorBody",
+    "Health",
+    "LevelView",
+    "ModelView",
+    "TopologySummary",
+    "TopologyView",
+]
+
+
+class ErrorBody(Document):
+    """What is wrong: read ``type`` and ``where``, show ``message``."""
+
+    message: str = Field(description="what, where, got, needed, what to try")
+    where: str = Field(description="path of the offending field, or empty")
+    type: str
+    nearest: tuple[str, ...] | None = Field(default=None, description="names that look alike")
+    suggestion: dict[str, object] | None = Field(
+        default=None, description="fields of a request that would fit"
+    )
+    rejected: dict[str, int] | None = Field(
+        default=None, description="how many candidates fell to each reason"
+    )
+
+
+class ErrorAnswer(Document):
+    """The one shape of every error."""
+
+    error: ErrorBody
+
+
+class Health(Document):
+    """Whether the service can do its work."""
+
+    status: Literal["ok", "failing"]
+    version: str
+    database: Literal["ok", "unreachable"]
+
+
+class TopologySummary(Document):
+    """One line of the list of bundled topologies."""
+
+    name: str
+    description: str
+    device: str
+    gpus_per_node: int
+    default_nodes: int
+    max_nodes: int
+
+
+class LevelView(Document):
+    """One level of a compiled fabric; see ``planner.topology.fabric.Level``."""
+
+    name: str
+    kind: str
+    unit_size: int
+    bytes_per_s: float
+    alpha_s: float
+    measured: bool
+    source: str
+
+
+class TopologyView(Document):
+    """A topology document and what the collectives see of it, at ``nodes`` nodes."""
+
+    document: TopologyDocument
+    fingerprint: str
+    nodes: int
+    num_gpus: int
+    levels: tuple[LevelView, ...]
+
+
+class ModelView(Document):
+    """A model with its parameter counts."""
+
+    name: str
+    num_params: int
+    num_active_params: int
+    spec: ModelSpec
+
+
+class CalibrationSummary(Document):
+    """One line of the list of calibrations, newest first."""
+
+    id: str
+    topology: str
+    num_runs: int
+    created_at: str = Field(description="UTC, ISO 8601")

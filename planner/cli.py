@@ -1,0 +1,559 @@
+"""``commplan``: plan, look at topologies and models, calibrate, serve.
+
+Documents go to stdout (``--json``), tables for people too; messages go to stderr. Exit status 0,
+1 when nothing fits, 2 for bad input. The only file under ``planner/`` that reads files a user
+names, reads the environment and prints.
+"""
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planner import __version__
+from planner.calibrate.fit import fit_calibration
+from planner.documents import parse_json, validated
+from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
+from planner.model.blocks import parameter_count
+from planner.model.bundled import load_model, model_names
+from planner.plan import Calibration, CalibrationRun, Plan, StageMemory
+from planner.planning import make_plan, resolve
+from planner.request import PlanRequest
+from planner.summary import Part, headline, memory_parts, peak_stage, time_parts
+from planner.topology.bundled import load_topology, topology_names
+from planner.topology.compile import compile_fabric
+from planner.topology.document import TopologyDocument
+from planner.topology.fabric import Fabric
+from planner.units import format_bytes, format_count, format_rate, format_seconds
+
+__all__ = ["app", "main"]
+
+EXIT_INFEASIBLE: Final = 1
+EXIT_BAD_INPUT: Final = 2
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+# Width of tables where no terminal says its own.
+_PIPE_WIDTH: Final = 140
+_BAR_WIDTH: Final = 40
+
+app = typer.Typer(
+    name="commplan",
+    help="Which layout and which collectives for a training job, how fast, and why not the others.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+topology_app = typer.Typer(help="Clusters that come with commplan.", no_args_is_help=True)
+model_app = typer.Typer(help="Models that come with commplan.", no_args_is_help=True)
+app.add_typer(topology_app, name="topology")
+app.add_typer(model_app, name="model")
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="The document, and nothing else.")]
+Topology = Annotated[
+    str | None, typer.Option("--topology", "-t", help="Bundled name, or a JSON file.")
+]
+Nodes = Annotated[int | None, typer.Option("--nodes", "-n", help="Default: the topology's own.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Bundled name, or a JSON file (config.json).")
+]
+RequestFile = Annotated[
+    str | None,
+    typer.Option("--request", "-r", help="File with the body of POST /plan; - is stdin."),
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the document here.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; the one place where errors become messages and exit codes."""
+    try:
+        app()
+    except InfeasiblePlanError as exc:
+        _complain(exc)
+        sys.exit(EXIT_INFEASIBLE)
+    except PlannerError as exc:
+        _complain(exc)
+        sys.exit(EXIT_BAD_INPUT)
+    sys.exit(0)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"commplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show and leave."),
+    ] = False,
+) -> None:
+    """Plan the communication of distributed training."""
+    logging.basicConfig(stream=sys.stderr, format="commplan: %(message)s")
+
+
+# ------------------------------------------------------------------------------------- plan
+
+
+@app.command()
+def plan(
+    *,
+    topology: Topology = None,
+    nodes: Nodes = None,
+    model: Model = None,
+    global_batch: Annotated[
+        int | None, typer.Option("--global-batch", "-b", help="Sequences per step.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", "-s", help="Tokens per sequence.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp8, fp32 or fp64; default bf16.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw or sgd; default adamw.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="What will run it: megatron or executor; default megatron.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Runners-up to list; default 5.")] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option("--constraint", "-c", help="Hold a field fixed, as tp=8; repeatable."),
+    ] = None,
+    calibration: Annotated[
+        str, typer.Option(help="File that 'commplan calibrate' wrote, or none.")
+    ] = "none",
+    request: RequestFile = None,
+    as_json: JsonFlag = False,
+    output: Output = None,
+) -> None:
+    """Find the best plan. What is given here overrides the file given with --request."""
+    fields = _request_fields(
+        request,
+        topology=topology,
+        nodes=nodes,
+        model=model,
+        framework=framework,
+        top_k=top_k,
+        training={
+            "global_batch_size": global_batch,
+            "seq_len": seq_len,
+            "precision": precision,
+            "optimizer": optimizer,
+        },
+        constraints=dict(map(_constraint, constraint or [])),
+    )
+    constants = None if calibration == "none" else _read(Calibration, calibration)
+    fields["calibration"] = constants.id if constants else "none"
+    found = make_plan(resolve(validated(PlanRequest, fields)), constants)
+    _write(output, found.model_dump_json(indent=2))
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        _show_plan(found)
+
+
+def _request_fields(request: str | None, **given: Any) -> dict[str, Any]:
+    """Return the fields of a PlanRequest: those of the file, overridden by what is given."""
+    fields = {} if request is None else _read_json(request)
+    if not isinstance(fields, dict):
+        raise InvalidInputError(f"{request}: need a JSON object, the body of POST /plan")
+    for name, value in given.items():
+        if isinstance(value, dict):
+            below = fields.get(name) or {}
+            known = {key: item for key, item in value.items() if item is not None}
+            if known and isinstance(below, dict):
+                fields[name] = {**below, **known}
+            fields.setdefault(name, {})
+        elif value is not None:
+            fields[name] = value
+    for name, read in (("topology", _topology_field), ("model", _model_field)):
+        if isinstance(fields.get(name), str):
+            fields[name] = read(fields[name])
+    return fields
+
+
+def _topology_field(name: str) -> Any:
+    """Return the document in a file, or a bundled name as it is."""
+    return _read_json(name) if _is_file_name(name) else name
+
+
+def _model_field(name: str) -> Any:
+    """Return the spec or the Hugging Face config in a file, or a bundled name as it is."""
+    if not _is_file_name(name):
+        return name
+    document = _read_json(name)
+    if isinstance(document, dict) and "attention" not in document:
+        path = Path(name).absolute()
+        is_in_repository = path.name == "config.json"
+        return {
+            "huggingface": document,
+            "name": path.parent.name if is_in_repository else path.stem,
+        }
+    return document
+
+
+def _constraint(text: str) -> tuple[str, Any]:
+    """Return ``tp=8`` as ("tp", 8)."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInputError(
+            f"--constraint {text!r}: need FIELD=VALUE, for example tp=8", where="constraints"
+        )
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value.strip()
+
+
+def _show_plan(plan: Plan) -> None:
+    out, stage = _console(), peak_stage(plan)
+    out.print(headline(plan), style="bold", markup=False)
+    basis = plan.prediction.interval.basis
+    out.print(f"{plan.provenance.calibration} Interval: {basis}.", markup=False)
+    _show("one step", _time_table(plan))
+    _show(f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
+    _show("collectives", _collectives_table(plan))
+    _show("runners-up", _runners_up_table(plan))
+    rejected = _table("layouts>", "reason")
+    for item in plan.rejected:
+        rejected.add_row(f"{item.count:,}", escape(item.reason))
+    _show(f"rejected of {plan.num_candidates:,} layouts", rejected)
+    for assumption in plan.assumptions:
+        out.print(f"assumed: {assumption}", markup=False)
+    out.print(f"plan {plan.id}; --json or --output FILE gives the document", markup=False)
+
+
+def _time_table(plan: Plan) -> Table:
+    table = _table("part", "time>", "share>", "")
+    for part in time_parts(plan):
+        share = f"{100 * part.share:.1f} %"
+        table.add_row(part.label, format_seconds(part.amount), share, _bar(part))
+    return table
+
+
+def _memory_table(stage: StageMemory) -> Table:
+    table = _table("part", "size>", "")
+    for part in memory_parts(stage):
+        table.add_row(part.label, format_bytes(part.amount), _bar(part))
+    total = f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
+    table.add_row("total", total, "")
+    return table
+
+
+def _bar(part: Part) -> str:
+    return "#" * round(_BAR_WIDTH * part.share)
+
+
+def _collectives_table(plan: Plan) -> Table:
+    table = _table("axis", "operation", "ranks>", "size>", "algorithm", "time>", "runner-up")
+    for choice in plan.collectives:
+        runner_up = str(choice.runner_up or "none")
+        if choice.runner_up_s is not None:
+            runner_up += f" ({format_seconds(choice.runner_up_s)})"
+        table.add_row(
+            choice.axis,
+            choice.op,
+            str(choice.group_size),
+            format_bytes(choice.size_bytes),
+            choice.algorithm,
+            format_seconds(choice.predicted_s),
+            runner_up,
+        )
+    return table
+
+
+def _runners_up_table(plan: Plan) -> Table:
+    table = _table(
+        "layout", "micro-batch>", "recompute", "ZeRO>", "step>", "slower by>", "memory>", "why"
+    )
+    for other in plan.runners_up:
+        table.add_row(
+            str(other.layout),
+            str(other.micro_batch_size),
+            other.recompute,
+            str(other.zero_stage),
+            format_seconds(other.step_time_s),
+            f"{100 * other.slower_by:.1f} %",
+            format_bytes(other.peak_memory_bytes),
+            escape(other.why),
+        )
+    return table
+
+
+# ---------------------------------------------------------------------- topologies and models
+
+
+@topology_app.command("list")
+def list_topologies(*, as_json: JsonFlag = False) -> None:
+    """List the bundled topologies."""
+    documents = [load_topology(name) for name in topology_names()]
+    if as_json:
+        typer.echo(json.dumps([document.name for document in documents]))
+        return
+    table = _table("name", "device", "GPUs a node>", "nodes>", "description")
+    for document in documents:
+        table.add_row(
+            escape(document.name),
+            escape(document.device_name),
+            str(document.gpus_per_node),
+            f"1 to {document.max_nodes:,}",
+            escape(document.description),
+        )
+    _console().print(table)
+
+
+@topology_app.command("show")
+def show_topology(
+    name: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
+    *,
+    nodes: Nodes = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show a topology as the collectives see it; --json gives the document."""
+    document = _topology(name)
+    fabric = compile_fabric(document, nodes)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=2))
+    else:
+        _show_fabric(document, fabric)
+
+
+def _topology(name: str) -> TopologyDocument:
+    if _is_file_name(name):
+        return _read(TopologyDocument, name)
+    return load_topology(name)
+
+
+def _show_fabric(document: TopologyDocument, fabric: Fabric) -> None:
+    table = _table("level", "kind", "GPUs of a unit>", "per GPU, one way>", "latency>", "source")
+    for level in fabric.levels:
+        table.add_row(
+            level.name,
+            level.kind,
+            f"{level.unit_size:,}",
+            format_rate(level.bytes_per_s, "B/s"),
+            format_seconds(level.alpha_s),
+            escape(level.source),
+        )
+    out = _console()
+    out.print(
+        f"{document.name}: {fabric.num_gpus // fabric.gpus_per_node:,} nodes, "
+        f"{fabric.num_gpus:,} x {document.device_name}",
+        style="bold",
+        markup=False,
+    )
+    out.print(table)
+    for assumption in document.assumptions:
+        out.print(f"assumed: {assumption}", markup=False)
+
+
+@model_app.command("list")
+def list_models(*, as_json: JsonFlag = False) -> None:
+    """List the bundled models."""
+    specs = {name: load_model(name) for name in model_names()}
+    if as_json:
+        typer.echo(json.dumps(list(specs)))
+        return
+    table = _table("name", "parameters>", "active>", "layers>", "hidden size>", "experts>")
+    for name, spec in specs.items():
+        table.add_row(
+            escape(name),
+            format_count(parameter_count(spec)),
+            format_count(parameter_count(spec, active=True)),
+            str(spec.num_layers),
+            str(spec.hidden_size),
+            "" if spec.experts is None else f"{spec.experts.top_k} of {spec.experts.num_experts}",
+        )
+    _console().print(table)
+
+
+@model_app.command("show")
+def show_model(
+    name: Annotated[str, typer.Argument(help="Bundled name.")], *, as_json: JsonFlag = False
+) -> None:
+    """Show a model; --json gives its spec."""
+    spec = load_model(name)
+    if as_json:
+        typer.echo(spec.model_dump_json(indent=2))
+        return
+    out = _console()
+    out.print(f"{name}: {format_count(parameter_count(spec))} parameters", style="bold")
+    table = _table("field", "value")
+    for field, value in spec.model_dump(mode="json", exclude={"name", "assumptions"}).items():
+        text = json.dumps(value)
+        table.add_row(field, escape(text if len(text) <= 100 else text[:97] + "..."))
+    out.print(table)
+    for assumption in spec.assumptions:
+        out.print(f"assumed: {assumption}", markup=False)
+
+
+# -------------------------------------------------------------------------- calibrate and serve
+
+
+@app.command()
+def calibrate(
+    runs: Annotated[list[str], typer.Argument(help="Files with the timed runs of the plan.")],
+    *,
+    plan_file: Annotated[str, typer.Option("--plan", "-p", help="The plan that was run.")],
+    topology: Topology = None,
+    model: Model = None,
+    previous: Annotated[str | None, typer.Option(help="Earlier calibration to build on.")] = None,
+    output: Output = None,
+) -> None:
+    """Refit the planner's constants from timed runs of a plan.
+
+    A plan on a topology or model of your own needs its file again.
+    """
+    timed = _read(Plan, plan_file)
+    ranks, per_node = timed.layout.world_size, timed.ranks.ranks_per_node
+    fields = {
+        "topology": _topology_field(topology or timed.topology),
+        "nodes": -(-ranks // per_node),
+        "model": _model_field(model or timed.model.name),
+        "training": timed.training.model_dump(),
+        "framework": timed.framework,
+        "calibration": "none",
+    }
+    result = fit_calibration(
+        resolve(validated(PlanRequest, fields)),
+        timed,
+        [_read(CalibrationRun, run) for run in runs],
+        None if previous is None else _read(Calibration, previous),
+    )
+    document = result.model_dump_json(indent=2)
+    if output is None:
+        typer.echo(document)
+    else:
+        _write(output, document)
+        _say(f"calibration {result.id} of {result.topology} from {len(runs)} runs is in {output}")
+
+
+@app.command()
+def serve(
+    *,
+    host: Annotated[
+        str, typer.Option(envvar=["COMMPLAN_HOST", "HOST"], help="Address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar=["COMMPLAN_PORT", "PORT"], min=1, max=65535)] = 8000,
+    data_dir: Annotated[
+        Path, typer.Option(envvar="COMMPLAN_DATA_DIR", help="Where the SQLite file lies.")
+    ] = Path("data"),
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", envvar="COMMPLAN_ALLOW_INSECURE", help="Open to others without a token."
+        ),
+    ] = False,
+) -> None:
+    """Start the service. COMMPLAN_TOKEN sets the token that clients must send."""
+    import uvicorn  # only here: the other commands start faster without it
+
+    os.environ.update(
+        COMMPLAN_HOST=host,
+        COMMPLAN_PORT=str(port),
+        COMMPLAN_DATA_DIR=str(data_dir),
+        COMMPLAN_ALLOW_INSECURE=str(int(insecure)),
+    )
+    _say(_welcome(host, port, has_token=bool(os.environ.get("COMMPLAN_TOKEN"))))
+    uvicorn.run("api.app:create_app", factory=True, host=host, port=port, server_header=False)
+
+
+def _welcome(host: str, port: int, *, has_token: bool) -> str:
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    token = '-H "Authorization: Bearer $COMMPLAN_TOKEN" ' if has_token else ""
+    body = {
+        "topology": "dgx-h100",
+        "nodes": 16,
+        "model": "llama3-70b",
+        "training": {"global_batch_size": 1024, "seq_len": 8192},
+    }
+    return (
+        f"open {address}/ or try\n"
+        f"  curl -s {address}/plan {token}-H 'Content-Type: application/json' "
+        f"-d '{json.dumps(body)}'"
+    )
+
+
+# --------------------------------------------------------------------------- files and printing
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether a name means a file: ``-``, with a folder, ending in .json, or there."""
+    return text == "-" or "/" in text or text.endswith(".json") or Path(text).is_file()
+
+
+def _read_json(name: str) -> Any:
+    """Return the JSON in a file, or on stdin for ``-``.
+
+    Raises:
+        InvalidInputError: The file cannot be read, or holds no JSON.
+    """
+    try:
+        text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise InvalidInputError(f"{name}: cannot be read: {reason}", where=name) from exc
+    return parse_json(text, source=name)
+
+
+def _read(document: type[DocumentT], name: str) -> DocumentT:
+    return validated(document, _read_json(name), source=name)
+
+
+def _write(path: Path | None, document: str) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(document + "\n", encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise InvalidInputError(f"{path}: cannot be written: {reason}", where=str(path)) from exc
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def _show(title: str, table: Table) -> None:
+    out = _console()
+    out.print(f"\n{title}", style="bold", markup=False)
+    out.print(table)
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table; columns whose name ends in ``>`` hold numbers, aligned right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.removesuffix(">"),
+            justify="right" if column.endswith(">") else "left",
+            no_wrap=column.endswith(">"),
+        )
+    return table
+
+
+def _say(message: str) -> None:
+    typer.echo(f"commplan: {message}", err=True)
+
+
+def _complain(error: PlannerError) -> None:
+    _say(str(error))
+    if isinstance(error, InfeasiblePlanError):
+        for reason, count in error.rejected.items():
+            typer.echo(f"  {count:,} layouts: {reason}", err=True)
+        if error.suggestion:
+            typer.echo(f"  this would fit: {json.dumps(error.suggestion)}", err=True)
+
+
+if __name__ == "__main__":
+    main()
