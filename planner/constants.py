@@ -84,14 +84,19 @@ OVERLAP_SLOWDOWN: Final = Constant(
     0.15, "1", "compute beside a collective", 0.5, "assumed: about 20 of 132 SMs held by NCCL"
 )
 # Kernel tables are made in a loop on a cool, idle node; a training job holds all GPUs at their
-# power limit.
-SUSTAINED_CLOCK: Final = Constant(
-    0.85,
-    "1",
-    "gemm, attention",
-    0.07,
-    "assumed: H100 at its 700 W limit holds about 1.4-1.7 of 1.755-1.98 GHz in large GEMMs",
+# power limit, where clocks fall. Keyed by device; other devices take the "" entry.
+_CLOCK_SOURCE = (
+    "fitted by hand on the medians of dense 16-bit rows of published runs (FLAG, FMS, KORT, MPT); "
+    "the limit is power: 400 W on A100, 700 W on H100"
 )
+SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
+    "a100-sxm-80gb": Constant(0.82, "1", "gemm, attention", 0.07, _CLOCK_SOURCE),
+    "h100-sxm-80gb": Constant(0.75, "1", "gemm, attention", 0.07, _CLOCK_SOURCE),
+    "cpu-core": Constant(
+        1.0, "1", "gemm, attention", 0.1, "the device's figures are those of cores at full load"
+    ),
+    "": Constant(0.75, "1", "gemm, attention", 0.1, "assumed as on H100"),
+}
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )

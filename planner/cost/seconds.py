@@ -1,7 +1,6 @@
 """Seconds of every op: the only reader of kernel figures, and where collectives are chosen."""
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -14,9 +13,6 @@ from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import axis_group
 
 __all__ = ["Timed", "seconds"]
-
-# A CPU has no power limit that a kernel loop would miss: its figure is one core at full load.
-_HELD_CLOCK: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +52,7 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
     if isinstance(op, MemoryBound):
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
         return memory_bound_s(device, op.num_bytes) * scale
-    clock = _HELD_CLOCK if problem.fabric.cores_per_node else SUSTAINED_CLOCK.value
+    clock = SUSTAINED_CLOCK.get(device.name, SUSTAINED_CLOCK[""]).value
     if isinstance(op, Gemm):
         once = gemm_s(device, precision, op.m, op.n, op.k, op.groups)
     else:
