@@ -40,6 +40,7 @@ from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import split_table
 from planner.plan import (
+    Axis,
     BatchSplit,
     Breakdown,
     Calibration,
@@ -293,7 +294,8 @@ def _collectives(
                 heaviest[key] = exposed
     for exposed in heaviest.values():
         op, choice = exposed.timed.op, exposed.timed.choice
-        assert isinstance(op, Communication) and choice is not None, "only these were collected"
+        assert isinstance(op, Communication), "only these were collected"
+        assert choice is not None, "every collective was chosen"
         group = axis_group(problem.fabric, best, op.axis)
         first, second = int(choice.index[0]), int(choice.runner_up[0])
         yield CollectiveChoice(
@@ -393,7 +395,8 @@ def _probes(problem: Problem, ranking: Ranking, best: Candidates) -> Iterator[Pr
     largest group: that gives every alpha and bandwidth between them.
     """
     layout = best.layout(0)
-    axis = max(("tp", "dp_cp", "pp"), key=lambda name: layout.degree(name))
+    axes: tuple[Axis, ...] = ("tp", "dp_cp", "pp")
+    axis = max(axes, key=layout.degree)
     if layout.degree(axis) == 1:
         return
     sizes = [

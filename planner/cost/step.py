@@ -27,7 +27,7 @@ from planner.layout.groups import axis_group
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.pipeline.laws import HostShare, StageSeconds, step_s
 
-__all__ = ["Exposed", "Priced", "price", "timed_ops"]
+__all__ = ["Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
 
 CHUNK_ROWS: Final = 8192
 
@@ -98,6 +98,16 @@ def timed_ops(problem: Problem, candidates: Candidates) -> list[Exposed]:
     found.append(Exposed(send, None, np.asarray(send.op.repeats), filled))
     found += _rank_ops(problem, candidates, table, counts)
     return found
+
+
+def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
+    """Return forward and backward compute per step, mean over pipeline ranks, shape [rows].
+
+    With every rank of a host computing; this is what a rank can measure as its own.
+    """
+    total = _totals(problem, candidates, _block_table(problem, candidates))[:, 0]
+    load = _host_share(problem, candidates).full()
+    return candidates.num_micro_batches * total / candidates.pp * load
 
 
 # ------------------------------------------------------------------------------ block seconds

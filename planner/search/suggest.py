@@ -49,7 +49,8 @@ def _changes(
         yield {"constraints": {}}
     fabric = build(request).fabric
     nodes = fabric.num_gpus // fabric.gpus_per_node
-    yield from ({"nodes": nodes << doubling} for doubling in range(1, 11))
+    for doubling in range(1, 11):
+        yield {"nodes": nodes << doubling}
     length = request.training.seq_len
     while length % 2 == 0 and length > 128:
         length //= 2

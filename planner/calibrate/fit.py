@@ -1,0 +1,299 @@
+"""Constants of one cluster, refitted from what jobs on it measured.
+
+Few and physical: alpha and bandwidth of each level, one factor on forward and backward compute,
+one on the optimizer, seconds per step for what is neither. Each is fitted against the same
+functions that predict it; no formula is written twice. The priors are always the uncalibrated
+ones, so that the result depends on the runs alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from scipy.optimize import nnls
+
+from planner.cost.collectives import collective_terms
+from planner.cost.problem import Problem
+from planner.cost.step import mean_compute_s, price
+from planner.errors import InvalidInputError
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, Column
+from planner.layout.groups import Group, axis_group
+from planner.plan import (
+    Algorithm,
+    Axis,
+    Calibration,
+    CalibrationRun,
+    Collective,
+    LevelFit,
+    Plan,
+    document_hash,
+)
+from planner.topology.fabric import Fabric
+
+__all__ = ["Measured", "fit_calibration", "plan_candidate"]
+
+# A send waits for the pipeline, not for the wire.
+_NOT_TRANSFERS: Final = ("send_recv",)
+_UNLIMITED_BYTES_PER_S: Final = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, the plan it ran, and the uncalibrated problem of that plan's request."""
+
+    problem: Problem
+    plan: Plan
+    run: CalibrationRun
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """One collective at one size: its group on the levels, and how long the bytes took."""
+
+    op: Collective
+    algorithm: Algorithm
+    group: Group
+    size_bytes: Column
+    seconds: float
+
+
+def fit_calibration(measured: Sequence[Measured]) -> Calibration:
+    """Return the calibration that all ``measured`` runs of one topology support.
+
+    Raises:
+        InvalidInputError: No run, or a run does not belong to its plan.
+    """
+    if not measured:
+        raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
+    for one in measured:
+        _check_belongs(one)
+    levels = tuple(_fit_levels(measured))
+    compute = [_ratio(one, _measured_compute_s(one), _prior_compute_s(one)) for one in measured]
+    optimizer = [
+        _ratio(one, _mean_over_ranks(one, "optimizer_s"), _prior_optimizer_s(one))
+        for one in measured
+    ]
+    steps = [np.array(timings.step_s) for one in measured for timings in one.run.ranks]
+    fields = {
+        "schema_version": 1,
+        "topology": measured[0].plan.topology,
+        "levels": [level.model_dump(mode="json") for level in levels],
+        "compute_scale": float(np.median(compute)),
+        "optimizer_scale": float(np.median(optimizer)),
+        "host_overhead_s": float(np.median([_host_s(one) for one in measured])),
+        "step_spread": float(np.median([s.std() / s.mean() for s in steps])),
+        "run_hashes": sorted({document_hash(one.run) for one in measured}),
+    }
+    return Calibration.model_validate({**fields, "id": document_hash(fields)})
+
+
+def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
+    """Return a plan as the one candidate row it came from.
+
+    Raises:
+        InvalidInputError: The plan's stages are no split of this problem.
+    """
+    layout = plan.layout
+    stages = tuple(stage.num_layers for stage in plan.pipeline.stages)
+    rows = [
+        int(row)
+        for row in problem.splits.rows(layout.pp, layout.virtual_stages)
+        if problem.splits.layers[int(row)] == stages
+    ]
+    if not rows:
+        raise InvalidInputError(
+            f"plan {plan.id}: its stages {stages} are no split of {plan.model.num_layers} layers "
+            f"over pp={layout.pp}, virtual_stages={layout.virtual_stages}",
+            where="plan.pipeline.stages",
+        )
+    values = {
+        **{name: getattr(layout, name) for name in type(layout).model_fields},
+        "schedule": SCHEDULES.index(plan.pipeline.schedule),
+        "split": rows[0],
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "num_micro_batches": plan.batch.num_micro_batches,
+        "recompute": RECOMPUTE_MODES.index(plan.recompute),
+        "zero_stage": plan.sharding.zero_stage,
+        "sequence_parallel": plan.sharding.sequence_parallel,
+    }
+    return Candidates(**{name: np.array([value]) for name, value in values.items()})
+
+
+def _check_belongs(one: Measured) -> None:
+    if one.run.plan_hash != document_hash(one.plan):
+        raise InvalidInputError(
+            f"run of plan {one.run.plan_id}: plan_hash={one.run.plan_hash}, but the plan hashes to "
+            f"{document_hash(one.plan)}; the job ran another plan",
+            where="plan_hash",
+        )
+    if len(one.run.ranks) != one.plan.layout.world_size:
+        raise InvalidInputError(
+            f"run of plan {one.run.plan_id}: {len(one.run.ranks)} ranks reported, the plan has "
+            f"{one.plan.layout.world_size}",
+            where="ranks",
+        )
+
+
+# ----------------------------------------------------------------------- compute and host
+
+
+def _mean_over_ranks(one: Measured, name: str) -> float:
+    """Return the median over steps of the mean over ranks, in seconds."""
+    steps = np.array([getattr(timings, name) for timings in one.run.ranks])
+    return float(np.median(steps.mean(axis=0)))
+
+
+def _measured_compute_s(one: Measured) -> float:
+    return _mean_over_ranks(one, "forward_backward_s")
+
+
+def _prior_compute_s(one: Measured) -> float:
+    return float(mean_compute_s(one.problem, plan_candidate(one.problem, one.plan))[0])
+
+
+def _prior_optimizer_s(one: Measured) -> float:
+    return float(price(one.problem, plan_candidate(one.problem, one.plan)).optimizer_s[0])
+
+
+def _ratio(one: Measured, measured_s: float, prior_s: float) -> float:
+    if measured_s <= 0 or prior_s <= 0:
+        raise InvalidInputError(
+            f"run of plan {one.run.plan_id}: measured {measured_s} s of compute where "
+            f"{prior_s:.3g} s were predicted; every rank must report forward_backward_s and "
+            "optimizer_s above zero",
+            where="ranks",
+        )
+    return measured_s / prior_s
+
+
+def _host_s(one: Measured) -> float:
+    """Return seconds per step that are neither compute nor transfer.
+
+    Python and the data loader, and the wait for ranks that the host ran later. For pipelines the
+    bubble would be in it: they report none.
+    """
+    if one.plan.layout.pp > 1:
+        return 0.0
+    busy = _mean_over_ranks(one, "forward_backward_s") + _mean_over_ranks(one, "optimizer_s")
+    step = _mean_over_ranks(one, "step_s")
+    num_steps = len(one.run.ranks[0].step_s)
+    moved = sum(
+        transfer.seconds * calls / num_steps for transfer, calls in _transfers(one, probes=False)
+    )
+    return max(0.0, step - busy - moved)
+
+
+# --------------------------------------------------------------------------------- levels
+
+
+def _fit_levels(measured: Sequence[Measured]) -> Iterable[LevelFit]:
+    """Yield a fit per level that some collective spans, innermost first.
+
+    A transfer says something about the highest level it spans; the share of lower levels is
+    taken from their own fit.
+    """
+    fabric = measured[0].problem.fabric
+    by_level: dict[int, list[_Transfer]] = defaultdict(list)
+    for one in measured:
+        for transfer, _ in _transfers(one, probes=True):
+            spanned = [
+                index
+                for index, inside in enumerate(transfer.group.members)
+                if inside[0] > (transfer.group.members[index - 1][0] if index else 1)
+            ]
+            by_level[spanned[-1]].append(transfer)
+    for index in sorted(by_level):
+        fit = _fit_level(fabric, index, by_level[index])
+        levels = list(fabric.levels)
+        levels[index] = replace(
+            levels[index], alpha_s=fit.alpha_s, bytes_per_s=fit.bytes_per_s, measured=True
+        )
+        fabric = replace(fabric, levels=tuple(levels))
+        yield fit
+
+
+def _transfers(one: Measured, *, probes: bool) -> list[tuple[_Transfer, int]]:
+    """Return each collective and size of a run with its number of calls on one rank.
+
+    The i-th call of a group took as long as on the rank that waited least.
+    """
+    calls: dict[tuple[Axis, Collective, Algorithm, int], list[tuple[int, tuple[float, ...]]]]
+    calls = defaultdict(list)
+    for timings in one.run.ranks:
+        for timing in timings.collectives:
+            if timing.op not in _NOT_TRANSFERS and (probes or not timing.is_probe):
+                key = (timing.axis, timing.op, timing.algorithm, timing.size_bytes)
+                calls[key].append((timings.rank, timing.seconds))
+    candidate = plan_candidate(one.problem, one.plan)
+    found: list[tuple[_Transfer, int]] = []
+    for (axis, op, algorithm, size_bytes), reported in calls.items():
+        seconds = dict(reported)
+        fastest = [
+            np.min([seconds[rank] for rank in group], axis=0)
+            for group in one.plan.groups(axis)
+            if all(rank in seconds for rank in group)
+            and len({len(seconds[rank]) for rank in group}) == 1
+        ]
+        if fastest:
+            group = axis_group(one.problem.fabric, candidate, axis)
+            transfer = _Transfer(
+                op, algorithm, group, np.array([float(size_bytes)]), float(np.median(fastest))
+            )
+            found.append((transfer, len(fastest[0])))
+    return found
+
+
+def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelFit:
+    """Fit alpha and seconds per byte of one level, relative errors weighted equally."""
+    rows = np.array([_coefficients(fabric, index, transfer) for transfer in transfers])
+    measured_s = np.array([transfer.seconds for transfer in transfers])
+    hops, transfer_s_at_one, rest_s = rows.T
+    target = np.maximum(measured_s - rest_s, 0.05 * measured_s)
+    level = fabric.levels[index]
+    sizes = {float(transfer.size_bytes[0]) for transfer in transfers}
+    if len(sizes) > 1:
+        design = np.stack([hops, transfer_s_at_one], axis=1) / measured_s[:, None]
+        (alpha_s, s_per_byte), _ = nnls(design, target / measured_s)
+    else:  # one size cannot tell the two apart: the prior latency stays
+        alpha_s = level.alpha_s
+        left = np.maximum(target - hops * alpha_s, 0.05 * target)
+        s_per_byte = float(np.median(left / transfer_s_at_one))
+    bytes_per_s = 1 / s_per_byte if s_per_byte > 0 else level.bytes_per_s
+    predicted_s = hops * alpha_s + transfer_s_at_one / bytes_per_s + rest_s
+    return LevelFit(
+        level=level.name,
+        alpha_s=float(alpha_s),
+        bytes_per_s=float(bytes_per_s),
+        num_points=len(transfers),
+        residual=float(np.median(np.abs(predicted_s / measured_s - 1))),
+    )
+
+
+def _coefficients(fabric: Fabric, index: int, transfer: _Transfer) -> tuple[float, float, float]:
+    """Return (hops on the level, its seconds at 1 byte/s, seconds of everything else).
+
+    Read off the cost function itself by setting the level's figures to one and the others' to
+    nothing.
+    """
+
+    def terms(alpha_s: float, bytes_per_s: float, others: bool) -> tuple[float, float, float]:
+        levels = tuple(
+            replace(level, alpha_s=alpha_s, bytes_per_s=bytes_per_s, measured=True)
+            if i == index
+            else level
+            if others
+            else replace(level, alpha_s=0.0, bytes_per_s=_UNLIMITED_BYTES_PER_S, measured=True)
+            for i, level in enumerate(fabric.levels)
+        )
+        changed = replace(fabric, levels=levels)
+        found = collective_terms(
+            transfer.op, transfer.algorithm, changed, transfer.group, transfer.size_bytes
+        )
+        return float(found.fixed_s[0]), float(found.latency_s[0]), float(found.transfer_s[0])
+
+    _, hops, _ = terms(1.0, _UNLIMITED_BYTES_PER_S, others=False)
+    _, _, at_one = terms(0.0, 1.0, others=False)
+    fixed_s, other_hops_s, _ = terms(0.0, _UNLIMITED_BYTES_PER_S, others=True)
+    return hops, at_one, fixed_s + other_hops_s
