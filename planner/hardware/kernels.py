@@ -63,7 +63,7 @@ def gemm_s(
     seconds = np.maximum(compute_s, memory_s) + figures.fixed_s
     if figures.quantise_bytes:
         seconds = seconds + m * k * groups * (figures.quantise_bytes / device.memory_bytes_per_s)
-    return np.where(num_bytes * k > 0, seconds, 0.0)
+    return np.where(m * n * k * groups > 0, seconds, 0.0)
 
 
 def attention_s(

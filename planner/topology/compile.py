@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import networkx as nx
+from networkx.algorithms.flow import build_residual_network, preflow_push
 
 from planner.errors import InvalidInputError
 from planner.topology.document import LinkKind, Network, TopologyDocument
@@ -126,13 +127,14 @@ def _gpu_levels(document: TopologyDocument, graph: nx.Graph[str]) -> Iterator[Le
             source=_sources(document, _NVLINK),
         )
     if len(islands) > 1 or len(workers) == 1:
+        kinds = _HOST if len(workers) > 1 else (*_NVLINK, *_HOST)
         yield Level(
             name="pcie",
             kind="pcie",
             unit_size=len(workers),
-            bytes_per_s=_exit_rate(graph, islands, _HOST),
-            alpha_s=_hop_latency(graph, workers, _HOST),
-            source=_sources(document, _HOST),
+            bytes_per_s=_exit_rate(graph, islands, kinds),
+            alpha_s=_hop_latency(graph, workers, kinds),
+            source=_sources(document, kinds),
         )
 
 
@@ -190,27 +192,43 @@ def _exit_rate(
 ) -> float:
     """Return the least bytes/s per member between two of ``units`` over links of ``kinds``.
 
-    The least cut between any two lies between the first and another, because capacities are
-    the same in both directions. A lone GPU has the capacity of its own links.
+    Each unit is one vertex of the quotient graph. The least cut between any two lies between
+    the first and another, because capacities are the same in both directions. A lone GPU has
+    the capacity of its own links.
     """
-    links = _links_of(graph, kinds)
-    first = units[0]
-    if len(units) == 1:
-        own = links.edges(first[0], data=True)
-        return float(sum(link["capacity"] for _, _, link in own))
-    rate = math.inf
-    for other in units[1:]:
-        with_ends = links.copy()
-        with_ends.add_edges_from((_SOURCE, member) for member in first)
-        with_ends.add_edges_from((member, _SINK) for member in other)
-        rate = min(rate, nx.maximum_flow_value(with_ends, _SOURCE, _SINK))
-        if rate == 0:
-            raise InvalidInputError(
-                f"topology {graph.graph['topology']!r}: no {' or '.join(kinds)} link leads from "
-                f"{first[0]} to {other[0]}; add one",
-                where="node.links",
-            )
-    return rate / len(first)
+    quotient = _quotient(_links_of(graph, kinds), units)
+    names = [unit[0] for unit in units]
+    if len(names) == 1:
+        own = quotient.edges(names[0], data="capacity", default=0.0)
+        return float(sum(capacity for _, _, capacity in own)) / len(units[0])
+    residual = build_residual_network(quotient, "capacity")
+    rates = {
+        other: preflow_push(quotient, names[0], other, residual=residual, value_only=True).graph[
+            "flow_value"
+        ]
+        for other in names[1:]
+    }
+    worst = min(rates, key=lambda other: float(rates[other]))
+    if rates[worst] == 0:
+        raise InvalidInputError(
+            f"topology {graph.graph['topology']!r}: no {' or '.join(kinds)} link leads from "
+            f"{names[0]} to {worst}; add one",
+            where="node.links",
+        )
+    return float(rates[worst]) / len(units[0])
+
+
+def _quotient(links: nx.Graph[str], units: Sequence[Sequence[str]]) -> nx.Graph[str]:
+    """Return ``links`` with each unit contracted to its first member, capacities added."""
+    representative = {member: unit[0] for unit in units for member in unit}
+    quotient: nx.Graph[str] = nx.Graph()
+    quotient.add_nodes_from(unit[0] for unit in units)
+    for a, b, link in links.edges(data=True):
+        a, b = representative.get(a, a), representative.get(b, b)
+        if a != b:
+            before = quotient.get_edge_data(a, b, default={"capacity": 0.0})["capacity"]
+            quotient.add_edge(a, b, capacity=before + link["capacity"])
+    return quotient
 
 
 def _nic_rate(

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
+from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.plan import Document
 
@@ -229,20 +230,18 @@ class SingleLink(NamedTuple):
 
 
 def parse_topology(data: object) -> TopologyDocument:
-    """Return the document in ``data``, as read from JSON.
+    """Return the document in ``data``, as ``planner.documents.parse_json`` read it.
 
     Raises:
         InvalidInputError: Saying which field of which topology is wrong, and what it needs.
     """
     try:
-        return TopologyDocument.model_validate(data)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        text = first["msg"].removeprefix("Value error, ")
+        return validated(TopologyDocument, data)
+    except InvalidInputError as exc:
+        text = str(exc)
         if not text.startswith("topology "):
-            text = f"topology {_name_of(data)!r}: {where}: {text}"
-        raise InvalidInputError(text, where=where) from exc
+            text = f"topology {_name_of(data)!r}: {text}"
+        raise InvalidInputError(text, where=exc.where) from exc
 
 
 def _name_of(data: object) -> str:
@@ -252,26 +251,29 @@ def _name_of(data: object) -> str:
 # ------------------------------------------------------------------------------- expansion
 
 
-def _ends(node: NodeType, end: str) -> tuple[str, ...]:
-    """Return the parts an end of a link stands for.
+def _parts_by_end(node: NodeType) -> dict[str, tuple[str, ...]]:
+    """Return what every possible end of a link stands for: a component, or one of its parts."""
+    parts = {name: (name,) for component in node.components for name in component.names()}
+    return parts | {component.id: component.names() for component in node.components}
+
+
+def _ends(parts: dict[str, tuple[str, ...]], link: Link) -> tuple[tuple[str, ...], ...]:
+    """Return the parts at both ends of a link.
 
     Raises:
         ValueError: No component has that id, no part that name.
     """
-    for component in node.components:
-        if component.id == end:
-            return component.names()
-    names = [name for component in node.components for name in component.names()]
-    if end in names:
-        return (end,)
-    raise ValueError(
-        f"a link ends at {end!r}, which is no component; there are "
-        f"{', '.join(c.id for c in node.components[:8])}"
-    )
+    for end in link.between:
+        if end not in parts:
+            raise ValueError(
+                f"link {link.label()} ends at {end!r}, which is no component; there are "
+                f"{', '.join(sorted(parts)[:12])}"
+            )
+    return tuple(parts[end] for end in link.between)
 
 
-def _expand(node: NodeType, link: Link) -> Iterator[SingleLink]:
-    left, right = (_ends(node, end) for end in link.between)
+def _expand(parts: dict[str, tuple[str, ...]], link: Link) -> Iterator[SingleLink]:
+    left, right = _ends(parts, link)
     if left == right:
         pairs = list(combinations(left, 2)) if link.pattern == "all" else []
     elif link.pattern == "all":
@@ -289,8 +291,9 @@ def _merged_links(node: NodeType) -> dict[frozenset[str], SingleLink]:
         ValueError: A link joins a part to itself, or two kinds of link join one pair.
     """
     merged: dict[frozenset[str], SingleLink] = {}
+    parts = _parts_by_end(node)
     for link in node.links:
-        for single in _expand(node, link):
+        for single in _expand(parts, link):
             pair = frozenset((single.a, single.b))
             if len(pair) == 1:
                 raise ValueError(f"link {link.label()} joins {single.a} to itself")
@@ -393,12 +396,13 @@ def _check_components(document: TopologyDocument) -> None:
 
 def _check_links(node: NodeType) -> None:
     num_links = 0
+    parts = _parts_by_end(node)
     for link in node.links:
-        left, right = (len(_ends(node, end)) for end in link.between)
+        left, right = (len(names) for names in _ends(parts, link))
         num_links += left * right if link.pattern == "all" else max(left, right)
         if num_links > _MAX_LINKS_PER_NODE:
             raise ValueError(f"a node may have {_MAX_LINKS_PER_NODE} links at most")
-        if not list(_expand(node, link)):
+        if not any(True for _ in _expand(parts, link)):
             raise ValueError(
                 f"link {link.label()} joins nothing; between parts of one component use pattern "
                 '"all"'
