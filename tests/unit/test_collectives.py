@@ -1,0 +1,161 @@
+"""Laws of the collective costs, and closed forms on one level."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.constants import COLLECTIVE_LAUNCH_S
+from planner.cost.collectives import (
+    achieved_bytes_per_s,
+    choose,
+    collective_terms,
+    legal_algorithms,
+    thresholds,
+)
+from planner.layout.groups import lay_group
+from planner.plan import Algorithm, Collective
+from tests.unit.problems import NVLINK, RAIL, fabric
+
+OPS: tuple[Collective, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "send_recv",
+)
+PAIRS = [(op, algorithm) for op in OPS for algorithm in legal_algorithms(fabric(), op)]
+GROUPS = [(1, 1), (2, 1), (8, 1), (2, 8), (8, 8), (64, 1), (16, 4), (512, 8), (6, 1)]
+
+
+def seconds(op, algorithm, degree, stride, size, on=None):  # type: ignore[no-untyped-def]
+    where = on or fabric(4096)
+    group = lay_group(where, np.array([degree]), np.array([stride]))
+    return collective_terms(op, algorithm, where, group, np.array([float(size)]))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+def test_a_group_of_one_costs_nothing(op: Collective, algorithm: Algorithm) -> None:
+    assert seconds(op, algorithm, 1, 1, 1e9).total_s()[0] == 0.0
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+@given(
+    group=st.sampled_from(GROUPS[1:]),
+    size=st.floats(1, 1e10),
+    factor=st.floats(1.0, 100.0),
+)
+def test_time_never_falls_when_the_message_grows(
+    op: Collective, algorithm: Algorithm, group: tuple[int, int], size: float, factor: float
+) -> None:
+    small = seconds(op, algorithm, *group, size).total_s()[0]
+    assert seconds(op, algorithm, *group, size * factor).total_s()[0] >= small > 0
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+@pytest.mark.parametrize("group", GROUPS[1:])
+def test_twice_the_bandwidth_halves_the_transfer_and_nothing_else(
+    op: Collective, algorithm: Algorithm, group: tuple[int, int]
+) -> None:
+    slow = fabric(4096)
+    fast = replace(
+        slow, levels=tuple(replace(v, bytes_per_s=2 * v.bytes_per_s) for v in slow.levels)
+    )
+    before, after = (seconds(op, algorithm, *group, 1e8, on) for on in (slow, fast))
+    assert after.transfer_s[0] == pytest.approx(before.transfer_s[0] / 2, rel=1e-12)
+    assert after.latency_s[0] == before.latency_s[0]
+    assert after.fixed_s[0] == before.fixed_s[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "share"),
+    [("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0), ("all_to_all", 1.0)],
+)
+@pytest.mark.parametrize("group", GROUPS[1:])
+def test_no_algorithm_beats_the_bytes_that_must_leave_a_unit(
+    op: Collective, share: float, group: tuple[int, int]
+) -> None:
+    """Members of one unit receive at least the (n-m)/n of S that others hold (all_reduce: twice,
+    out and in again reduced, halved here because both directions run at once)."""
+    on, size = fabric(4096), 1e9
+    laid = lay_group(on, np.array([group[0]]), np.array([group[1]]))
+    n, m = group[0], int(laid.members[0][0])
+    if m == n:
+        bound = size * (n - 1) / n / NVLINK.bytes_per_s
+    else:
+        bound = size * (n - m) / n / (m * RAIL.bytes_per_s)
+        if op == "all_to_all":  # each of the m members sends its own (n-m)/n
+            bound *= m
+    bound *= share / 2 if op == "all_reduce" else share
+    for algorithm in legal_algorithms(on, op):
+        assert seconds(op, algorithm, *group, size).transfer_s[0] >= bound * (1 - 1e-12)
+
+
+def test_ring_bus_bandwidth_is_the_links_when_latency_is_nothing() -> None:
+    size, n = 8e9, 8
+    time = seconds("all_reduce", "ring", n, 1, size).transfer_s[0]
+    busbw = size / time * 2 * (n - 1) / n
+    assert busbw == pytest.approx(achieved_bytes_per_s(NVLINK), rel=1e-12)
+
+
+def test_an_all_reduce_on_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None:
+    for group in GROUPS[1:]:
+        parts = [seconds(op, "ring", *group, 1e8) for op in ("reduce_scatter", "all_gather")]
+        whole = seconds("all_reduce", "ring", *group, 1e8)
+        assert whole.transfer_s[0] == pytest.approx(sum(p.transfer_s[0] for p in parts))
+        assert whole.latency_s[0] == pytest.approx(sum(p.latency_s[0] for p in parts))
+
+
+def test_hierarchical_on_one_level_is_flat() -> None:
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        flat = seconds(op, "ring", 8, 1, 1e8)
+        nested = seconds(op, "hierarchical", 8, 1, 1e8)
+        assert nested.transfer_s[0] == pytest.approx(flat.transfer_s[0])
+        assert nested.latency_s[0] == pytest.approx(flat.latency_s[0])
+
+
+def test_hierarchical_sends_the_shard_across_nodes() -> None:
+    """2(H-1)/H of S/m over each NIC, against 2(n-1)/n of S over the m NICs of a node."""
+    on, size, hosts, inside = fabric(4096), 1e9, 4, 8
+    group = lay_group(on, np.array([hosts * inside]), np.array([1]))
+    nested = collective_terms("all_reduce", "hierarchical", on, group, np.array([size]))
+    inner = seconds("all_reduce", "ring", inside, 1, size).transfer_s[0]
+    across = nested.transfer_s[0] - inner
+    expected = 2 * (hosts - 1) / hosts * size / inside / achieved_bytes_per_s(RAIL)
+    assert across == pytest.approx(expected)
+
+
+def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
+    on = fabric(8, library="gloo")
+    group = lay_group(on, np.array([4]), np.array([1]))
+    scatter, reduce = (
+        collective_terms(op, "ring", on, group, np.array([1e6])).total_s()[0]
+        for op in ("reduce_scatter", "all_reduce")
+    )
+    assert scatter == reduce
+
+
+def test_the_choice_is_the_cheapest_and_thresholds_agree_with_it() -> None:
+    on = fabric(4096)
+    group = lay_group(on, np.array([64]), np.array([1]))
+    steps = thresholds("all_reduce", on, group)
+    assert steps[-1].up_to_bytes is None
+    assert len({s.algorithm for s in steps}) > 1  # latency-bound and bandwidth-bound differ
+    for size in 2.0 ** np.arange(10, 33):
+        best = choose("all_reduce", on, group, np.array([size]))
+        times = [
+            collective_terms("all_reduce", a, on, group, np.array([size])).total_s()[0]
+            for a in best.algorithms
+        ]
+        assert best.seconds[0] == min(times)
+        planned = next(s.algorithm for s in steps if s.up_to_bytes is None or size <= s.up_to_bytes)
+        assert planned == best.algorithms[int(best.index[0])], size
+
+
+def test_every_call_of_several_ranks_pays_the_launch() -> None:
+    launch = COLLECTIVE_LAUNCH_S["nccl"].value
+    assert seconds("all_gather", "ring", 8, 1, 0).fixed_s[0] == launch
+    assert seconds("all_reduce", "hierarchical", 64, 1, 0).fixed_s[0] == 3 * launch

@@ -1,0 +1,182 @@
+"""A calibration finds the constants that made the measurements."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.calibrate.apply import calibrated_fabric
+from planner.calibrate.fit import Measured, fit_calibration, plan_candidate
+from planner.cost.collectives import collective_terms
+from planner.cost.step import mean_compute_s, price
+from planner.errors import InvalidInputError
+from planner.layout.groups import axis_group
+from planner.plan import CalibrationRun, CollectiveTiming, Plan, RankTimings, document_hash
+from planner.planning import build_problem, calibrate, make_plan, resolve
+from planner.request import PlanRequest
+
+TRUE_ALPHA_S, TRUE_BYTES_PER_S = 120e-6, 0.7e9
+COMPUTE_SCALE, OPTIMIZER_SCALE, HOST_S = 1.7, 0.6, 0.05
+SIZES = (4096, 65536, 1 << 20, 1 << 24)
+
+
+def local(**changes: Any) -> PlanRequest:
+    fields = {
+        "topology": "local-gloo",
+        "model": "example-gpt",
+        "framework": "executor",
+        "training": {"global_batch_size": 16, "seq_len": 256, "precision": "fp32"},
+        "constraints": {"dp": 4},
+    }
+    return PlanRequest.model_validate({**fields, **changes})
+
+
+def synthetic_run(plan: Plan, *, jitter: float = 0.0) -> CalibrationRun:
+    """Return what a cluster with the true constants would report."""
+    rng = np.random.default_rng(0)
+    prior = build_problem(resolve(local()))
+    level = replace(
+        prior.fabric.levels[0], alpha_s=TRUE_ALPHA_S, bytes_per_s=TRUE_BYTES_PER_S, measured=True
+    )
+    fabric = replace(prior.fabric, levels=(level,))
+    candidate = plan_candidate(prior, plan)
+    group = axis_group(fabric, candidate, "dp_cp")
+    compute = COMPUTE_SCALE * float(mean_compute_s(prior, candidate)[0])
+    optimizer = OPTIMIZER_SCALE * float(price(prior, candidate).optimizer_s[0])
+
+    def seconds(size: int) -> float:
+        terms = collective_terms("all_reduce", "ring", fabric, group, np.array([float(size)]))
+        return float(terms.total_s()[0])
+
+    num_steps, gradient = 4, SIZES[-1]
+    ranks = []
+    for rank in range(4):
+        waits = [seconds(gradient) * (1 + 0.5 * (rank != i % 4)) for i in range(num_steps)]
+        timings = [
+            CollectiveTiming(
+                axis="dp_cp",
+                op="all_reduce",
+                algorithm="ring",
+                size_bytes=gradient,
+                group_size=4,
+                seconds=tuple(waits),
+            )
+        ]
+        timings += [
+            CollectiveTiming(
+                axis="dp_cp",
+                op="all_reduce",
+                algorithm="ring",
+                size_bytes=size,
+                group_size=4,
+                seconds=tuple(seconds(size) * (1 + jitter * rng.random()) for _ in range(5)),
+                is_probe=True,
+            )
+            for size in SIZES
+        ]
+        step = compute + optimizer + seconds(gradient) + HOST_S
+        ranks.append(
+            RankTimings(
+                rank=rank,
+                host="h",
+                step_s=(step,) * num_steps,
+                forward_backward_s=(compute,) * num_steps,
+                optimizer_s=(optimizer,) * num_steps,
+                communication_s=tuple(waits),
+                collectives=tuple(timings),
+            )
+        )
+    return CalibrationRun(
+        plan_id=plan.id,
+        plan_hash=document_hash(plan),
+        topology=plan.topology,
+        backend="gloo",
+        executor_version="0",
+        torch_version="2",
+        num_warmup_steps=1,
+        ranks=tuple(ranks),
+    )
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(resolve(local()))
+
+
+def test_the_true_constants_come_back(plan: Plan) -> None:
+    found = calibrate([(resolve(local()), plan, synthetic_run(plan))])
+    (level,) = found.levels
+    assert level.alpha_s == pytest.approx(TRUE_ALPHA_S, rel=1e-6)
+    assert level.bytes_per_s == pytest.approx(TRUE_BYTES_PER_S, rel=1e-6)
+    assert level.residual < 1e-6
+    assert found.compute_scale == pytest.approx(COMPUTE_SCALE)
+    assert found.optimizer_scale == pytest.approx(OPTIMIZER_SCALE)
+    assert found.host_overhead_s == pytest.approx(HOST_S, rel=1e-6)
+
+
+def test_noise_moves_them_no_more_than_itself(plan: Plan) -> None:
+    found = calibrate([(resolve(local()), plan, synthetic_run(plan, jitter=0.1))])
+    assert found.levels[0].bytes_per_s == pytest.approx(TRUE_BYTES_PER_S, rel=0.1)
+    assert found.levels[0].alpha_s == pytest.approx(TRUE_ALPHA_S, rel=0.2)
+
+
+def test_the_next_plan_uses_it_and_says_so(plan: Plan) -> None:
+    run = synthetic_run(plan)
+    calibration = calibrate([(resolve(local()), plan, run)])
+    again = make_plan(resolve(local()), calibration)
+    assert again.prediction.step_time_s == pytest.approx(run.ranks[0].step_s[0], rel=0.05)
+    assert again.provenance.calibration_id == calibration.id
+    assert "measured here in 1 run" in again.provenance.calibration
+    assert again.id != plan.id
+
+
+def test_only_measured_levels_are_replaced(plan: Plan) -> None:
+    calibration = calibrate([(resolve(local()), plan, synthetic_run(plan))])
+    other = build_problem(
+        resolve(
+            local(
+                topology="dgx-h100",
+                framework="megatron",
+                constraints={},
+                training={"global_batch_size": 16, "seq_len": 256},
+            )
+        )
+    ).fabric
+    assert calibrated_fabric(other, calibration) == other
+    assert calibrated_fabric(other, None) is other
+
+
+def test_the_id_depends_on_the_runs_alone(plan: Plan) -> None:
+    one = synthetic_run(plan)
+    first, second = (calibrate([(resolve(local()), plan, one)]) for _ in range(2))
+    assert first == second
+    noisy = calibrate([(resolve(local()), plan, synthetic_run(plan, jitter=0.1))])
+    assert noisy.id != first.id
+
+
+def test_a_run_of_another_plan_is_refused(plan: Plan) -> None:
+    other = make_plan(resolve(local(top_k=1)))
+    with pytest.raises(InvalidInputError, match="the job ran another plan"):
+        calibrate([(resolve(local()), other, synthetic_run(plan))])
+    with pytest.raises(InvalidInputError, match="no run was given"):
+        fit_calibration([])
+
+
+def test_a_plan_is_the_row_it_came_from(plan: Plan) -> None:
+    problem = build_problem(resolve(local()))
+    priced = price(problem, plan_candidate(problem, plan))
+    assert priced.step_time_s()[0] == pytest.approx(plan.prediction.step_time_s)
+
+
+def test_missing_phases_are_refused(plan: Plan) -> None:
+    run = synthetic_run(plan)
+    idle = run.model_copy(
+        update={
+            "ranks": tuple(
+                r.model_copy(update={"forward_backward_s": (0.0,) * 4}) for r in run.ranks
+            )
+        }
+    )
+    with pytest.raises(InvalidInputError, match="forward_backward_s"):
+        fit_calibration([Measured(build_problem(resolve(local())), plan, idle)])

@@ -1,0 +1,84 @@
+"""Axes on levels against an enumeration of every rank."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from planner.layout.candidates import on_distinct
+from planner.layout.groups import axis_group, inner_group, lay_group, outer_group
+from planner.plan import AXES, Layout, groups
+from planner.topology.fabric import Level
+from tests.unit.problems import fabric, row
+
+UNIT = 8
+
+
+def fewest_in_a_shared_unit(ranks: list[tuple[int, ...]], unit_size: int) -> int:
+    """Return the smallest number of members that any group has in a unit it enters."""
+    return min(
+        min(np.unique(np.array(group) // unit_size, return_counts=True)[1]) for group in ranks
+    )
+
+
+ALIGNED = [
+    Layout(tp=t, cp=c, dp_shard=d, pp=p)
+    for t, c, d, p in product((1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4))
+    if (t * c * d * p) % UNIT == 0
+]
+
+
+@pytest.mark.parametrize("layout", ALIGNED, ids=str)
+def test_members_per_node_equal_the_enumeration(layout: Layout) -> None:
+    candidate = row(**{name: getattr(layout, name) for name in Layout.model_fields})
+    for axis in AXES:
+        found = axis_group(fabric(layout.world_size), candidate, axis).members[0][0]
+        assert found == fewest_in_a_shared_unit(groups(layout, axis), UNIT), axis
+
+
+@pytest.mark.parametrize(
+    ("tp", "world", "expected"), [(6, 24, 2), (3, 24, 1), (12, 24, 4), (16, 144, 8), (24, 48, 8)]
+)
+def test_a_straddling_axis_counts_its_smallest_part(tp: int, world: int, expected: int) -> None:
+    layout = Layout(tp=tp, dp_shard=world // tp)
+    assert fewest_in_a_shared_unit(groups(layout, "tp"), UNIT) == expected
+    found = axis_group(fabric(world), row(tp=tp, dp_shard=world // tp), "tp").members[0][0]
+    assert found == expected
+
+
+def test_tp_16_stays_inside_an_nvl72_domain() -> None:
+    domain = Level("nvl72", "nvlink", 72, 9e11, 1e-6, "test")
+    rail = Level("rail", "infiniband", 1 << 20, 5e10, 1e-5, "test")
+    rack = fabric(144, gpus_per_node=4, levels=(domain, rail))
+    assert axis_group(rack, row(tp=8, dp_shard=18), "tp").members[0][0] == 8
+    assert axis_group(rack, row(tp=16, dp_shard=9), "tp").members[0][0] == 8  # 72 = 4.5 x 16
+
+
+def test_a_group_is_its_inner_part_times_its_outer_part() -> None:
+    degree, stride = np.array([1, 2, 8, 16, 64, 512]), np.array([1, 4, 2, 1, 8, 1])
+    group = lay_group(fabric(4096), degree, stride)
+    assert (inner_group(group).degree * outer_group(group).degree == degree).all()
+    assert (group.members[-1] == degree).all()
+    for below, inside in zip(group.members, group.members[1:], strict=False):
+        assert (below <= inside).all()
+
+
+def test_distinct_columns_give_what_the_direct_call_gives() -> None:
+    rng = np.random.default_rng(0)
+    template = row()
+    many = template.take(np.zeros(5000, dtype=int))
+    from dataclasses import replace
+
+    many = replace(
+        many,
+        tp=rng.choice([1, 2, 4, 8], 5000),
+        micro_batch_size=rng.choice([1, 2, 1_000_000_007], 5000),
+    )
+
+    def function(c):  # type: ignore[no-untyped-def]
+        return [c.tp * 1.5 + c.micro_batch_size, c.tp - c.micro_batch_size]
+
+    direct = function(many)
+    factored = on_distinct(many, ("tp", "micro_batch_size"), function)
+    for expected, found in zip(direct, factored, strict=True):
+        assert (expected == found).all()

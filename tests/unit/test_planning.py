@@ -1,0 +1,194 @@
+"""Requests in, plans out: the figures a practitioner checks first, and refusals."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.errors import InfeasiblePlanError, InvalidInputError, UnknownNameError
+from planner.plan import Plan, canonical_json
+from planner.planning import build_problem, make_plan, resolve
+from planner.request import PlanRequest
+
+
+def request(**changes: Any) -> PlanRequest:
+    fields: dict[str, Any] = {
+        "topology": "dgx-h100",
+        "nodes": 16,
+        "model": "llama3-70b",
+        "training": {"global_batch_size": 1024, "seq_len": 8192},
+    }
+    return PlanRequest.model_validate({**fields, **changes})
+
+
+def plan(**changes: Any) -> Plan:
+    return make_plan(resolve(request(**changes)))
+
+
+def test_llama3_70b_on_128_h100() -> None:
+    found = plan()
+    assert found.layout.tp <= 8
+    assert 1 <= found.layout.pp <= 8
+    assert found.batch.micro_batch_size in (1, 2)
+    assert max(m.total_bytes for m in found.memory) <= 80e9
+    assert min(m.parts.reserve_bytes for m in found.memory) > 1e9
+    assert found.prediction.mfu is not None
+    assert 0.35 <= found.prediction.mfu <= 0.50
+
+
+def test_llama3_70b_near_the_published_run() -> None:
+    """851 tokens/s per GPU: Llama-3-70B, 64 H100, tp 8, pp 4, dp 2, micro-batch 1, batch 512,
+    sequence 8192, bf16, distributed optimizer, sequence parallel (FlagScale's published runs)."""
+    found = plan(
+        nodes=8,
+        training={"global_batch_size": 512, "seq_len": 8192},
+        constraints={
+            "tp": 8,
+            "pp": 4,
+            "dp": 2,
+            "virtual_stages": 1,
+            "micro_batch_size": 1,
+            "zero_stage": 1,
+            "recompute": "none",
+        },
+    )
+    assert found.prediction.tokens_per_s_per_gpu == pytest.approx(851, rel=0.2)
+
+
+def test_breakdown_adds_up_and_memory_too() -> None:
+    found = plan(model="mixtral-8x7b", training={"global_batch_size": 256, "seq_len": 4096})
+    assert found.prediction.breakdown.total_s() == found.prediction.step_time_s
+    for stage in found.memory:
+        assert stage.parts.total_bytes() == stage.total_bytes <= stage.capacity_bytes
+    tokens = 256 * 4096
+    assert found.prediction.tokens_per_s == pytest.approx(tokens / found.prediction.step_time_s)
+
+
+def test_the_same_request_gives_the_same_bytes() -> None:
+    assert canonical_json(plan()) == canonical_json(plan())
+    assert plan().id != plan(top_k=4).id
+    assert plan().id != plan(nodes=8).id
+
+
+def test_a_plan_survives_its_json() -> None:
+    found = plan()
+    assert Plan.model_validate_json(canonical_json(found)) == found
+
+
+def test_runners_up_are_other_layouts_in_order() -> None:
+    found = plan(top_k=8)
+    layouts = [str(found.layout), *(str(r.layout) for r in found.runners_up)]
+    assert len(set(layouts)) == 9
+    slower = [r.slower_by for r in found.runners_up]
+    assert slower == sorted(slower)
+    assert slower[0] >= 0
+    assert all(r.why for r in found.runners_up)
+
+
+def test_candidates_are_accounted_for() -> None:
+    found = plan()
+    assert sum(r.count for r in found.rejected) < found.num_candidates
+
+
+def test_collectives_name_runner_up_and_thresholds() -> None:
+    found = plan(nodes=64, constraints={"pp": 1})
+    choices = {(c.axis, c.op): c for c in found.collectives}
+    assert ("dp_shard_cp", "reduce_scatter") in choices or ("dp_cp", "all_reduce") in choices
+    for choice in found.collectives:
+        assert choice.thresholds[-1].up_to_bytes is None
+        assert choice.group_size == found.layout.degree(choice.axis) > 1
+        if choice.runner_up is not None:
+            assert choice.runner_up_s is not None
+            assert choice.runner_up_s >= choice.predicted_s
+
+
+def test_an_axis_of_one_has_no_collective() -> None:
+    found = plan(constraints={"cp": 1, "tp": 1})
+    assert {c.axis for c in found.collectives}.isdisjoint({"cp", "tp"})
+    assert found.algorithm("cp", "send_recv", 1 << 20) == "singleton"
+
+
+def test_unknown_names_list_the_nearest() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        plan(topology="dgx-h1000")
+    assert caught.value.nearest[0] == "dgx-h100"
+    with pytest.raises(UnknownNameError, match="llama3-70b"):
+        plan(model="llama-70b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"nodes": 5000}, "from 1 to 4096"),
+        (
+            {"training": {"global_batch_size": 7, "seq_len": 8192}, "constraints": {"dp": 2}},
+            "=6|=8",
+        ),
+        ({"constraints": {"tp": 7}}, "no layout of 128 ranks"),
+        ({"constraints": {"virtual_stages": 3, "pp": 1}}, "no layout of 128 ranks"),
+        (
+            {
+                "topology": "local-gloo",
+                "nodes": None,
+                "training": {"global_batch_size": 8, "seq_len": 128, "precision": "fp8"},
+            },
+            "precision",
+        ),
+    ],
+)
+def test_impossible_input_is_refused_with_values(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidInputError, match=match):
+        plan(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": "llama3-405b", "nodes": 2},
+        {"constraints": {"tp": 1, "pp": 1, "cp": 1, "recompute": "none"}, "nodes": 4},
+        {
+            "model": "deepseek-v3",
+            "nodes": 4,
+            "training": {"global_batch_size": 64, "seq_len": 4096},
+        },
+        {"topology": "dgx-a100", "model": "gpt3-175b", "nodes": 1},
+    ],
+)
+def test_the_suggested_change_fits(changes: dict[str, Any]) -> None:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        plan(**changes)
+    change = caught.value.suggestion
+    assert change, caught.value
+    fitted = plan(**{**changes, **change})
+    assert all(m.total_bytes <= m.capacity_bytes for m in fitted.memory)
+    assert caught.value.rejected
+
+
+def test_executor_plans_stay_within_what_the_executor_runs() -> None:
+    base = {
+        "topology": "local-gloo",
+        "nodes": None,
+        "model": "example-gpt",
+        "framework": "executor",
+        "training": {"global_batch_size": 16, "seq_len": 256, "precision": "fp32"},
+    }
+    for held in ({}, {"dp": 4}, {"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
+        found = plan(**base, constraints=held)
+        assert found.sharding.zero_stage == 0
+        assert not found.sharding.sequence_parallel
+        assert not found.sharding.overlap_gradient_reduce
+        assert found.layout.virtual_stages == 1
+        for axis, degree in held.items():
+            assert found.layout.degree(axis) == degree  # type: ignore[arg-type]
+
+
+def test_more_nodes_train_faster_and_never_more_than_linearly() -> None:
+    times = [plan(nodes=n).prediction.step_time_s for n in (8, 16, 32, 64)]
+    speedups = np.array(times[:-1]) / np.array(times[1:])
+    assert (speedups > 1).all()
+    assert (speedups <= 2.1).all()  # a little above 2 where more memory frees recompute
+
+
+def test_splits_exist_for_every_pipeline_of_the_world() -> None:
+    problem = build_problem(resolve(request(nodes=3)))
+    assert set(problem.splits.pp) >= {1, 2, 3, 4, 6, 8, 12, 24}

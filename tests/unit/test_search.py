@@ -1,0 +1,164 @@
+"""The space against an enumeration, and the search against pricing everything."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from planner.cost.memory import memory
+from planner.cost.step import mean_compute_s, price, timed_ops
+from planner.errors import InfeasiblePlanError, InvalidInputError
+from planner.frameworks import rules_for
+from planner.model.bundled import load_model
+from planner.request import Constraints
+from planner.search.rank import rank
+from planner.search.space import divisors, enumerate_candidates, pipelines
+from tests.unit.problems import fabric, problem, row
+
+
+def small(name: str = "llama3-8b", gpus: int = 16, **training):  # type: ignore[no-untyped-def]
+    return problem(
+        name,
+        on=fabric(gpus),
+        pipelines=tuple(pipelines(load_model(name), gpus)),
+        **{"global_batch_size": 32, "seq_len": 4096, **training},
+    )
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
+def test_every_factorization_is_there(name: str) -> None:
+    base = small(name, 16)
+    space = enumerate_candidates(base, Constraints())
+    c = space.candidates
+    assert (c.tp * c.cp * c.dp * c.pp == 16).all()
+    assert (c.etp * c.ep * c.edp * c.pp == 16).all()
+    assert (c.micro_batch_size * c.num_micro_batches * c.dp == 32).all()
+    found = set(zip(c.tp, c.cp, c.dp, c.pp, c.ep, c.etp, strict=True))
+    heads, kv, layers = 32, 8, 32
+    expected = set()
+    for tp, cp, pp in product(divisors(16), repeat=3):
+        if 16 % (tp * cp * pp) or kv % tp or heads % tp or pp > layers:
+            continue
+        dp = 16 // (tp * cp * pp)
+        experts = [(1, 1)]
+        if name == "mixtral-8x7b":
+            experts = [(e, x) for e in divisors(8) for x in {1, tp} if 16 // pp % (e * x) == 0]
+        expected |= {(tp, cp, dp, pp, ep, etp) for ep, etp in experts}
+    assert found == expected
+
+
+def test_rejections_and_candidates_add_up() -> None:
+    base = small()
+    space = enumerate_candidates(base, Constraints())
+    assert len(space.candidates) + sum(space.rejected.values()) == space.num_candidates
+    for rule in rules_for("megatron"):
+        assert not np.asarray(rule.breaks(space.candidates, base.model)).any(), rule.name
+
+
+def test_the_winner_is_the_fastest_that_fits_of_all() -> None:
+    base = small("llama3-8b", 16)
+    everything = enumerate_candidates(base, Constraints()).candidates
+    peak = memory(base, everything).total_bytes().max(axis=1)
+    times = price(base, everything).step_time_s()
+    best = times[peak <= base.device.memory_bytes].min()
+    ranking = rank(base, Constraints())
+    assert ranking.priced.step_time_s()[0] == best
+    assert (np.diff(ranking.priced.step_time_s()) >= 0).all()
+    assert (ranking.peak_bytes <= base.device.memory_bytes).all()
+    assert len(ranking.peak_bytes) == (peak <= base.device.memory_bytes).sum()
+
+
+def test_one_row_costs_what_it_costs_among_many() -> None:
+    for name in ("llama3-8b", "mixtral-8x7b"):
+        base = small(name)
+        many = enumerate_candidates(base, Constraints()).candidates
+        together = price(base, many).step_time_s()
+        for index in range(0, len(many), max(1, len(many) // 40)):
+            alone = price(base, many.take(np.array([index]))).step_time_s()[0]
+            assert alone == pytest.approx(together[index], rel=1e-12)
+
+
+def test_timed_ops_add_up_to_the_breakdown() -> None:
+    for name in ("llama3-8b", "mixtral-8x7b"):
+        base = small(name)
+        many = enumerate_candidates(base, Constraints()).candidates
+        for index in range(0, len(many), max(1, len(many) // 25)):
+            one = many.take(np.array([index]))
+            priced = price(base, one)
+            parts = dict.fromkeys(("compute", "tp", "cp", "ep", "dp", "pp"), 0.0)
+            for op in timed_ops(base, one):
+                axis = getattr(op.timed.op, "axis", None)
+                part = {
+                    None: "compute",
+                    "tp": "tp",
+                    "cp": "cp",
+                    "pp": "pp",
+                    "ep": "ep",
+                    "etp": "ep",
+                }
+                parts[part.get(axis, "dp")] += float(op.exposed_s[0])
+            assert parts["compute"] == pytest.approx(
+                priced.compute_s[0] + priced.optimizer_s[0], rel=1e-9
+            )
+            for axis in ("tp", "cp", "ep", "dp", "pp"):
+                found = getattr(priced, f"{axis}_exposed_s")[0]
+                assert parts[axis] == pytest.approx(found, rel=1e-9, abs=1e-12), axis
+
+
+def test_a_slower_network_never_helps() -> None:
+    from dataclasses import replace
+
+    base = small("mixtral-8x7b")
+    many = enumerate_candidates(base, Constraints()).candidates
+    levels = tuple(
+        replace(v, bytes_per_s=v.bytes_per_s / 3, alpha_s=2 * v.alpha_s) for v in base.fabric.levels
+    )
+    slow = replace(base, fabric=replace(base.fabric, levels=levels))
+    assert (price(slow, many).step_time_s() >= price(base, many).step_time_s() - 1e-12).all()
+
+
+def test_shared_cores_divide_compute() -> None:
+    host = fabric(
+        4,
+        library="gloo",
+        device="cpu-core",
+        gpus_per_node=4,
+        cores_per_node=2,
+        levels=(fabric().levels[0],),
+    )
+    base = problem("example-gpt", on=host, seq_len=256, precision="fp32", framework="executor")
+    one = row(dp_replicate=4, num_micro_batches=2)
+    alone = problem(
+        "example-gpt",
+        on=fabric(
+            4,
+            library="gloo",
+            device="cpu-core",
+            gpus_per_node=4,
+            cores_per_node=4,
+            levels=(fabric().levels[0],),
+        ),
+        seq_len=256,
+        precision="fp32",
+        framework="executor",
+    )
+    assert mean_compute_s(base, one)[0] == pytest.approx(2 * mean_compute_s(alone, one)[0])
+
+
+def test_constraints_hold_and_impossible_ones_are_refused() -> None:
+    base = small()
+    held = Constraints(tp=2, pp=2, micro_batch_size=1, zero_stage=1)
+    c = enumerate_candidates(base, held).candidates
+    assert set(c.tp) == {2}
+    assert set(c.pp) == {2}
+    assert set(c.micro_batch_size) == {1}
+    with pytest.raises(InvalidInputError, match="no layout of 16 ranks satisfies"):
+        enumerate_candidates(base, Constraints(tp=5))
+    with pytest.raises(InvalidInputError, match=r"try global_batch_size=32"):
+        enumerate_candidates(small(global_batch_size=31), Constraints(dp=8))
+
+
+def test_what_cannot_fit_says_how_far_off_it_is() -> None:
+    base = small("llama3-405b", 8)
+    with pytest.raises(InfeasiblePlanError, match="the smallest is .* GB"):
+        rank(base, Constraints())
