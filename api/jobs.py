@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from planner.calibrate.fit import fit_calibration
-
 import planner
 import topologies
 from api.errors import BusyError, NotStoredError
@@ -20,9 +18,17 @@ from api.metrics import Metrics
 from api.settings import Settings
 from api.store import Store, StoredPlan
 from planner import __version__
-from planner.errors import InvalidInputError, UnknownNameError
+from planner.calibrate.check import check_run
+from planner.calibrate.fit import Measured, fit_calibration
+from planner.errors import UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
-from planner.planning import ResolvedRequest, make_plan, resolve, topology_fingerprint
+from planner.planning import (
+    ResolvedRequest,
+    build_problem,
+    make_plan,
+    resolve,
+    topology_fingerprint,
+)
 from planner.request import PlanRequest
 
 __all__ = ["Jobs", "build_fingerprint"]
@@ -164,51 +170,28 @@ class Jobs:
         )
 
     def _calibrate(self, run: CalibrationRun) -> Calibration:
-        plan = self._stored_plan(run.plan_id)
-        _check_run_is_of_plan(run, plan)
-        topology_hash = self._store.topology_hash_of_plan(plan.id)
-        earlier = self._store.runs_on_topology(topology_hash)
-        runs = earlier if run in earlier else [*earlier, run]
-        calibration: Calibration | None = None
-        for plan_id in dict.fromkeys(r.plan_id for r in runs):
-            request = PlanRequest.model_validate_json(self._store.request_of_plan(plan_id))
-            of_plan = [r for r in runs if r.plan_id == plan_id]
-            calibration = fit_calibration(
-                resolve(request), self._stored_plan(plan_id), of_plan, calibration
-            )
-        assert calibration is not None, "there is at least this run"
+        check_run(self._measured(run))
+        topology_hash = self._store.topology_hash_of_plan(run.plan_id)
+        runs = self._store.runs_on_topology(topology_hash)
+        if run not in runs:
+            runs.append(run)
+        calibration = fit_calibration([self._measured(one) for one in runs])
         self._store.add_calibration(topology_hash=topology_hash, run=run, calibration=calibration)
         logger.info(
             "calibration %s of %s from %d runs", calibration.id, calibration.topology, len(runs)
         )
         return calibration
 
+    def _measured(self, run: CalibrationRun) -> Measured:
+        plan = self._stored_plan(run.plan_id)
+        request = PlanRequest.model_validate_json(self._store.request_of_plan(plan.id))
+        return Measured(build_problem(resolve(request)), plan, run)
+
     def _stored_plan(self, plan_id: str) -> Plan:
         stored = self._store.plan(plan_id)
         if stored is None:
             raise NotStoredError("plan", plan_id, "POST /plan makes one")
         return Plan.model_validate_json(stored.document)
-
-
-def _check_run_is_of_plan(run: CalibrationRun, plan: Plan) -> None:
-    """Raise InvalidInputError unless ``run`` timed exactly ``plan``."""
-    if run.plan_hash != (needed := document_hash(plan)):
-        raise InvalidInputError(
-            f"plan_hash is {run.plan_hash[:80]!r} but plan {plan.id} has {needed!r}: the run was "
-            f"of another version of this plan; fetch it again from /plans/{plan.id} and run that",
-            where="plan_hash",
-        )
-    if run.topology != plan.topology:
-        raise InvalidInputError(
-            f"topology is {run.topology[:80]!r} but plan {plan.id} is for {plan.topology!r}",
-            where="topology",
-        )
-    if len(run.ranks) != plan.layout.world_size:
-        raise InvalidInputError(
-            f"ranks holds {len(run.ranks)} entries but plan {plan.id} has "
-            f"{plan.layout.world_size} ranks; send the timings of every rank",
-            where="ranks",
-        )
 
 
 def build_fingerprint() -> str:

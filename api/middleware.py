@@ -29,9 +29,9 @@ SESSION_COOKIE = "commplan_session"
 _OPEN_PATHS = frozenset({"/healthz", "/login"})
 
 
-def token_matches(given: str, token: str) -> bool:
+def token_matches(given: bytes, token: str) -> bool:
     """Return whether ``given`` is the token, in a time that says nothing about it."""
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+    return hmac.compare_digest(given, token.encode())
 
 
 def session_value(token: str) -> str:
@@ -88,13 +88,15 @@ class TokenGuard:
     def _knows_token(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and token_matches(given.strip(), self.token):
+        # Starlette decodes headers as Latin-1, which gives back the bytes that were sent.
+        if kind.lower() == "bearer" and token_matches(given.strip().encode("latin-1"), self.token):
             return True
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(SESSION_COOKIE)
         except CookieError:
             return False
-        return cookie is not None and token_matches(cookie.value, session_value(self.token))
+        expected = session_value(self.token)
+        return cookie is not None and token_matches(cookie.value.encode(), expected)
 
     def _refusal(self, request: Request) -> Response:
         """Return the login form to a browser, JSON to everyone else."""

@@ -98,7 +98,14 @@ def load_settings() -> Settings:
 
 
 def _explained(exc: ValidationError) -> InvalidInputError:
-    return explain_errors(exc.errors(include_url=False, include_input=True), {}, source="settings")
+    """Return the error with variables in place of fields."""
+    problems, values = exc.errors(include_url=False), {}
+    for problem in problems:
+        if problem["loc"]:
+            field = str(problem["loc"][0])
+            variable = field if field.isupper() else f"COMMPLAN_{field.upper()}"
+            problem["loc"], values[variable] = (variable,), problem["input"]
+    return explain_errors(problems, values)
 
 
 def is_loopback(host: str) -> bool:

@@ -19,15 +19,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from planner import __version__
-from planner.calibrate.fit import fit_calibration
+from planner.calibrate.check import check_run
+from planner.calibrate.fit import Measured, fit_calibration
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
 from planner.model.blocks import parameter_count
 from planner.model.bundled import load_model, model_names
 from planner.plan import Calibration, CalibrationRun, Plan, StageMemory
-from planner.planning import make_plan, resolve
+from planner.planning import build_problem, make_plan, resolve
 from planner.request import PlanRequest
-from planner.summary import Part, headline, memory_parts, peak_stage, time_parts
+from planner.summary import Part, basis, headline, memory_parts, peak_stage, time_parts
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
@@ -218,8 +219,7 @@ def _constraint(text: str) -> tuple[str, Any]:
 def _show_plan(plan: Plan) -> None:
     out, stage = _console(), peak_stage(plan)
     out.print(headline(plan), style="bold", markup=False)
-    basis = plan.prediction.interval.basis
-    out.print(f"{plan.provenance.calibration} Interval: {basis}.", markup=False)
+    out.print(basis(plan), markup=False)
     _show("one step", _time_table(plan))
     _show(f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
     _show("collectives", _collectives_table(plan))
@@ -407,7 +407,6 @@ def calibrate(
     plan_file: Annotated[str, typer.Option("--plan", "-p", help="The plan that was run.")],
     topology: Topology = None,
     model: Model = None,
-    previous: Annotated[str | None, typer.Option(help="Earlier calibration to build on.")] = None,
     output: Output = None,
 ) -> None:
     """Refit the planner's constants from timed runs of a plan.
@@ -424,12 +423,11 @@ def calibrate(
         "framework": timed.framework,
         "calibration": "none",
     }
-    result = fit_calibration(
-        resolve(validated(PlanRequest, fields)),
-        timed,
-        [_read(CalibrationRun, run) for run in runs],
-        None if previous is None else _read(Calibration, previous),
-    )
+    problem = build_problem(resolve(validated(PlanRequest, fields)))
+    measured = [Measured(problem, timed, _read(CalibrationRun, run)) for run in runs]
+    for one in measured:
+        check_run(one)
+    result = fit_calibration(measured)
     document = result.model_dump_json(indent=2)
     if output is None:
         typer.echo(document)

@@ -6,7 +6,15 @@ from typing import Final
 from planner.plan import Plan, StageMemory
 from planner.units import format_bytes, format_rate, format_seconds
 
-__all__ = ["Part", "headline", "launch_command", "memory_parts", "peak_stage", "time_parts"]
+__all__ = [
+    "Part",
+    "basis",
+    "headline",
+    "launch_command",
+    "memory_parts",
+    "peak_stage",
+    "time_parts",
+]
 
 _TIME_LABELS: Final = {
     "compute_s": "compute",
@@ -26,13 +34,13 @@ class Part:
     """One part of a whole.
 
     Attributes:
-        key: Field of the plan it comes from.
+        number: Place in the document; the same part has the same one in every plan.
         label: For people.
         amount: Seconds or bytes.
         share: Of the whole, 0..1.
     """
 
-    key: str
+    number: int
     label: str
     amount: float
     share: float
@@ -53,6 +61,12 @@ def headline(plan: Plan) -> str:
     )
 
 
+def basis(plan: Plan) -> str:
+    """Return in one sentence what the figures rest on."""
+    calibration = plan.provenance.calibration.rstrip(".")
+    return f"Basis: {calibration}; interval: {plan.prediction.interval.basis.rstrip('.')}."
+
+
 def peak_stage(plan: Plan) -> StageMemory:
     """Return the stage closest to its memory's limit."""
     return max(plan.memory, key=lambda stage: stage.total_bytes / max(stage.capacity_bytes, 1))
@@ -61,17 +75,22 @@ def peak_stage(plan: Plan) -> StageMemory:
 def time_parts(plan: Plan) -> list[Part]:
     """Return where the step time goes, in seconds, without the parts that are zero."""
     breakdown = plan.prediction.breakdown
-    amounts = {_TIME_LABELS[key]: (key, value) for key, value in breakdown.model_dump().items()}
     total = breakdown.total_s() or 1.0
-    return [Part(k, label, v, v / total) for label, (k, v) in amounts.items() if v > 0]
+    return [
+        Part(number, _TIME_LABELS[key], seconds, seconds / total)
+        for number, (key, seconds) in enumerate(breakdown.model_dump().items())
+        if seconds > 0
+    ]
 
 
 def memory_parts(stage: StageMemory) -> list[Part]:
     """Return what fills a rank of ``stage``, in bytes, as shares of its capacity."""
     return [
-        Part(key, key.removesuffix("_bytes").replace("_", " "), value, value / stage.capacity_bytes)
-        for key, value in stage.parts.model_dump().items()
-        if value > 0
+        Part(
+            number, key.removesuffix("_bytes").replace("_", " "), size, size / stage.capacity_bytes
+        )
+        for number, (key, size) in enumerate(stage.parts.model_dump().items())
+        if size > 0
     ]
 
 

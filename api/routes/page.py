@@ -15,7 +15,7 @@ from planner.errors import PlannerError
 from planner.model.bundled import model_names
 from planner.plan import Plan
 from planner.request import PlanRequest
-from planner.summary import headline, launch_command, memory_parts, time_parts
+from planner.summary import basis, headline, launch_command, memory_parts, time_parts
 from planner.topology.bundled import topology_names
 
 __all__ = ["router"]
@@ -79,6 +79,7 @@ def show_plan(plan_id: str, request: Request, store: StoreDep, pages: PagesDep) 
         "plan.html",
         plan=plan,
         headline=headline(plan),
+        basis=basis(plan),
         time_parts=time_parts(plan),
         stages=[(stage, memory_parts(stage)) for stage in plan.memory],
         document=plan.model_dump_json(indent=2),
@@ -114,7 +115,7 @@ def log_in(
     if settings.token is None:
         return RedirectResponse("/", HTTPStatus.SEE_OTHER)
     secret = settings.token.get_secret_value()
-    if not token_matches(token.strip(), secret):
+    if not token_matches(token.strip().encode(errors="replace"), secret):
         message = (
             "That is not the token; its value is COMMPLAN_TOKEN where the service was started."
         )

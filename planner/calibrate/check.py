@@ -1,0 +1,85 @@
+"""Whether a run can have been one of its plan: asked before a fit trusts its figures."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from planner.calibrate.fit import Measured
+from planner.cost.collectives import legal_algorithms
+from planner.errors import InvalidInputError
+from planner.plan import CollectiveTiming, RankTimings, document_hash
+from planner.topology.fabric import Fabric
+
+__all__ = ["check_run"]
+
+# Below a clock tick or beyond eleven days nothing was measured.
+_SECONDS_RANGE: Final = (1e-9, 1e6)
+_PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
+
+
+def check_run(measured: Measured) -> None:
+    """Return if the run is of this very plan, with figures that a clock can give.
+
+    Raises:
+        InvalidInputError: ``where`` is the path in the run.
+    """
+    plan, run = measured.plan, measured.run
+    needed = {
+        "plan_hash": (run.plan_hash, document_hash(plan)),
+        "topology": (run.topology, plan.topology),
+        "ranks": (len(run.ranks), plan.layout.world_size),
+    }
+    for field, (got, wanted) in needed.items():
+        if got != wanted:
+            shown = repr(got)[:80]
+            raise InvalidInputError(
+                f"{field} is {shown} but plan {plan.id} has {wanted!r}; time the plan as it is "
+                "stored, and send the timings of every rank",
+                where=field,
+            )
+    for timings in run.ranks:
+        path = f"ranks[{timings.rank}]"
+        for problem, field in _problems(timings, measured):
+            raise InvalidInputError(f"{path}.{field} {problem}", where=f"{path}.{field}")
+
+
+def _problems(timings: RankTimings, measured: Measured) -> Iterator[tuple[str, str]]:
+    """Yield (what is wrong, field of the rank)."""
+    num_steps = len(timings.step_s)
+    for field in _PER_STEP:
+        seconds = getattr(timings, field)
+        if len(seconds) != num_steps:
+            yield f"has {len(seconds)} entries; need one per step, {num_steps}", field
+        yield from _out_of_range(seconds, field)
+    for number, timing in enumerate(timings.collectives):
+        field = f"collectives[{number}]"
+        yield from _timing_problems(timing, measured, field)
+
+
+def _timing_problems(
+    timing: CollectiveTiming, measured: Measured, field: str
+) -> Iterator[tuple[str, str]]:
+    degree = measured.plan.layout.degree(timing.axis)
+    if timing.group_size != degree:
+        yield (
+            f"is {timing.group_size}; {timing.axis} has {degree} in the plan",
+            f"{field}.group_size",
+        )
+    if timing.size_bytes < 1:
+        yield "is 0; need the size of the message", f"{field}.size_bytes"
+    yield from _algorithm_problem(timing, measured.problem.fabric, f"{field}.algorithm")
+    yield from _out_of_range(timing.seconds, f"{field}.seconds")
+
+
+def _algorithm_problem(
+    timing: CollectiveTiming, fabric: Fabric, field: str
+) -> Iterator[tuple[str, str]]:
+    legal = legal_algorithms(fabric, timing.op)
+    if timing.algorithm not in legal:
+        yield f"is {timing.algorithm!r}; {timing.op} has {', '.join(legal)}", field
+
+
+def _out_of_range(seconds: tuple[float, ...], field: str) -> Iterator[tuple[str, str]]:
+    low, high = _SECONDS_RANGE
+    for number, value in enumerate(seconds):
+        if not low <= value <= high:
+            yield f"is {value:g} s; need {low:g} to {high:g}", f"{field}[{number}]"
