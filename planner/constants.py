@@ -48,7 +48,14 @@ _NCCL = "NCCL 2.30.7 src/graph/tuning.cc"
 
 # Fixed cost of one call, before the first byte moves.
 COLLECTIVE_LAUNCH_S: Final[dict[str, Constant]] = {
-    "nccl": Constant(8.4e-6, "s", "collective", 0.3, f"{_NCCL}, base latency of Simple"),
+    "nccl": Constant(
+        10e-6,
+        "s",
+        "collective",
+        0.3,
+        "small messages on one node: 7 us on H100, 13 on A100, 10 on GB200 (nccl-tests tables of "
+        "ai-dynamo/aiconfigurator, benchmarks/fit_link_latency.py)",
+    ),
     "gloo": Constant(
         70e-6, "s", "collective", 0.5, "torch 2.13 gloo, 4 processes: all_reduce of one rank 68 us"
     ),

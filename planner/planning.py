@@ -64,7 +64,7 @@ from planner.plan import (
     TimedOp,
     document_hash,
 )
-from planner.request import HuggingFaceModel, PlanRequest
+from planner.request import Constraints, HuggingFaceModel, PlanRequest
 from planner.search.explain import why_slower
 from planner.search.rank import Ranking, rank
 from planner.search.space import pipelines
@@ -87,6 +87,9 @@ _ASSUMPTIONS: Final = (
     "experts are loaded evenly",
     "closed form, not simulated; collectives of different axes do not contend",
 )
+
+
+_PROBED_LAYOUTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,7 @@ def _plan(
         prediction=_prediction(problem, ranking.priced, calibration),
         memory=tuple(_memory(problem, best)),
         ops=tuple(_timed_op(best, op) for op in ops if op.repeats[0] > 0 and op.exposed_s[0] > 0),
-        probes=tuple(_probes(problem, ranking, best)),
+        probes=tuple(_probes(problem, best)),
         runners_up=runners_up,
         rejected=tuple(
             RejectedReason(reason=reason, count=count)
@@ -420,27 +423,29 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
             return TimedOp(**common, flop=float(op.flop[0]))
 
 
-def _probes(problem: Problem, ranking: Ranking, best: Candidates) -> Iterator[Probe]:
-    """Yield what to time before training, so that layouts not run can be priced.
+def _probes(problem: Problem, best: Candidates) -> Iterator[Probe]:
+    """Yield what the executor times before training, so that layouts not run can be priced.
 
-    All messages of the winner and of the runners-up, in five geometric steps, on the winner's
-    largest group: that gives every alpha and bandwidth between them.
+    The messages of the best layouts of the whole space, whatever this request holds fixed, in
+    five geometric steps on the winner's largest group: that tells latency and bandwidth apart.
+    Other frameworks run no probes.
     """
     layout = best.layout(0)
-    axes: tuple[Axis, ...] = ("tp", "dp_cp", "pp")
+    axes: tuple[Axis, ...] = ("tp", "dp_cp")
     axis = max(axes, key=layout.degree)
-    if layout.degree(axis) == 1:
+    if problem.framework != "executor" or layout.degree(axis) == 1:
         return
+    free = rank(problem, Constraints())
     sizes = [
         float(op.timed.op.size_bytes[0])
-        for row in _distinct_layouts(ranking)[:6]
-        for op in timed_ops(problem, ranking.candidates.take(np.array([row])))
+        for row in _distinct_layouts(free)[:_PROBED_LAYOUTS]
+        for op in timed_ops(problem, free.candidates.take(np.array([row])))
         if isinstance(op.timed.op, Communication) and op.exposed_s[0] > 0
     ]
     if sizes:
         steps = np.geomspace(min(sizes), max(sizes), 5)
-        whole = tuple(int(size) // 8 * 8 for size in steps)
-        yield Probe(axis=axis, op="all_reduce", sizes_bytes=tuple(sorted({*whole})))
+        whole = {8 * round(size / 8) for size in steps}
+        yield Probe(axis=axis, op="all_reduce", sizes_bytes=tuple(sorted(whole)))
 
 
 def _distinct_layouts(ranking: Ranking) -> list[int]:

@@ -42,7 +42,15 @@ from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import Algorithm, Collective, SizeThreshold
 from planner.topology.fabric import Fabric, Level
 
-__all__ = ["Choice", "Terms", "choose", "collective_terms", "legal_algorithms", "thresholds"]
+__all__ = [
+    "Choice",
+    "Terms",
+    "achieved_bytes_per_s",
+    "choose",
+    "collective_terms",
+    "legal_algorithms",
+    "thresholds",
+]
 
 _PASSES: Final[dict[Collective, int]] = {
     "all_reduce": 2,

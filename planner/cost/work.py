@@ -36,7 +36,9 @@ __all__ = [
     "Op",
     "block_work",
     "rank_work",
+    "sharded_tokens",
     "stage_send",
+    "tokens",
 ]
 
 # The only columns that block_work reads.

@@ -160,5 +160,5 @@ def test_constraints_hold_and_impossible_ones_are_refused() -> None:
 
 def test_what_cannot_fit_says_how_far_off_it_is() -> None:
     base = small("llama3-405b", 8)
-    with pytest.raises(InfeasiblePlanError, match="the smallest is .* GB"):
+    with pytest.raises(InfeasiblePlanError, match=r"the smallest is .* GB"):
         rank(base, Constraints())
