@@ -18,7 +18,7 @@ from api.metrics import Metrics
 from api.settings import Settings
 from api.store import Store, StoredPlan
 from planner import __version__
-from planner.calibrate.check import check_run
+from planner.calibrate.check import check_calibration, check_run
 from planner.calibrate.fit import Measured, fit_calibration
 from planner.errors import UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
@@ -30,6 +30,7 @@ from planner.planning import (
     topology_fingerprint,
 )
 from planner.request import PlanRequest
+from planner.topology.document import TopologyDocument
 
 __all__ = ["Jobs", "build_fingerprint"]
 
@@ -101,25 +102,23 @@ class Jobs:
 
     def _prepare(self, request: PlanRequest) -> StoredPlan | _Search:
         resolved = resolve(request)
-        calibration = self._calibration(
-            request.calibration, topology_fingerprint(resolved.topology)
-        )
+        calibration = self._calibration(request.calibration, resolved.topology)
         chosen = "none" if calibration is None else calibration.id
         request = request.model_copy(update={"calibration": chosen})
         key = document_hash({"request": request.model_dump(mode="json"), "build": self._build})
         stored = self._store.plan_for_request(key)
         return stored or _Search(key, request, replace(resolved, request=request), calibration)
 
-    def _calibration(self, wanted: str, topology_hash: str) -> Calibration | None:
+    def _calibration(self, wanted: str, topology: TopologyDocument) -> Calibration | None:
         if wanted == "none":
             return None
         if wanted == "latest":
-            return self._store.latest_calibration(topology_hash)
+            return self._store.latest_calibration(topology_fingerprint(topology))
         calibration = self._store.calibration(wanted)
         if calibration is None:
-            raise UnknownNameError(
-                "calibration", wanted, ["latest", "none", *self._store.calibration_ids()]
-            )
+            known = ["latest", "none", *self._store.calibration_ids()]
+            raise UnknownNameError("calibration", wanted, known)
+        check_calibration(calibration, topology.name)
         return calibration
 
     def _start(self, search: _Search) -> asyncio.Task[StoredPlan]:

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from planner import __version__
-from planner.calibrate.check import check_run
+from planner.calibrate.check import check_calibration, check_run
 from planner.calibrate.fit import Measured, fit_calibration
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
@@ -155,7 +155,10 @@ def plan(
     )
     constants = None if calibration == "none" else _read(Calibration, calibration)
     fields["calibration"] = constants.id if constants else "none"
-    found = make_plan(resolve(validated(PlanRequest, fields)), constants)
+    resolved = resolve(validated(PlanRequest, fields))
+    if constants is not None:
+        check_calibration(constants, resolved.topology.name)
+    found = make_plan(resolved, constants)
     _write(output, found.model_dump_json(indent=2))
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
@@ -462,8 +465,17 @@ def serve(
         COMMPLAN_DATA_DIR=str(data_dir),
         COMMPLAN_ALLOW_INSECURE=str(int(insecure)),
     )
+    config = uvicorn.Config(
+        "api.app:create_app", factory=True, host=host, port=port, server_header=False
+    )
+    config.load()  # refuses bad settings before anything is promised
     _say(_welcome(host, port, has_token=bool(os.environ.get("COMMPLAN_TOKEN"))))
-    uvicorn.run("api.app:create_app", factory=True, host=host, port=port, server_header=False)
+    try:
+        uvicorn.Server(config).run()
+    except KeyboardInterrupt:
+        return
+    except SystemExit as exc:  # uvicorn has said why it cannot listen
+        raise typer.Exit(EXIT_BAD_INPUT) from exc
 
 
 def _welcome(host: str, port: int, *, has_token: bool) -> str:

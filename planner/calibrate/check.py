@@ -1,4 +1,4 @@
-"""Whether a run can have been one of its plan: asked before a fit trusts its figures."""
+"""Whether figures belong where they are used: runs to their plan, constants to their cluster."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,14 +6,28 @@ from typing import Final
 from planner.calibrate.fit import Measured
 from planner.cost.collectives import legal_algorithms
 from planner.errors import InvalidInputError
-from planner.plan import CollectiveTiming, RankTimings, document_hash
+from planner.plan import Calibration, CollectiveTiming, RankTimings, document_hash
 from planner.topology.fabric import Fabric
 
-__all__ = ["check_run"]
+__all__ = ["check_calibration", "check_run"]
 
 # Below a clock tick or beyond eleven days nothing was measured.
 _SECONDS_RANGE: Final = (1e-9, 1e6)
 _PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
+
+
+def check_calibration(calibration: Calibration, topology: str) -> None:
+    """Return if ``calibration`` was measured on the topology of this name.
+
+    Raises:
+        InvalidInputError: It was measured elsewhere.
+    """
+    if calibration.topology != topology:
+        raise InvalidInputError(
+            f"calibration {calibration.id} was measured on {calibration.topology!r}, the request "
+            f"is for {topology!r}; use one of that topology, or none",
+            where="calibration",
+        )
 
 
 def check_run(measured: Measured) -> None:

@@ -56,6 +56,15 @@ def test_a_calibration_is_for_its_topology_only(client: Client) -> None:
     assert other.provenance.calibration_id is None
 
 
+def test_a_calibration_named_for_another_topology_is_422(client: Client) -> None:
+    calibration = calibrated(client, planned(client))
+    document = client.get("/topologies/local-gloo").json()["document"] | {"name": "other"}
+    request = plan_request(topology=document, calibration=calibration.id)
+    answer = client.post("/plan", json=request)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["where"] == "calibration"
+
+
 def test_a_second_run_refits_from_both_and_becomes_the_latest(client: Client) -> None:
     plan = planned(client)
     first = calibrated(client, plan)

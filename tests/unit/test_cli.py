@@ -1,0 +1,295 @@
+"""``commplan``: documents on stdout, messages on stderr, exit 0, 1 or 2, never a traceback."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner import __version__
+from planner.cli import main
+from planner.model.bundled import model_names
+from planner.model.spec import ModelSpec
+from planner.plan import Calibration, Plan
+from planner.topology.bundled import topology_names
+from planner.topology.document import TopologyDocument
+from tests.timed import made_up_run
+
+REPO = Path(__file__).parent.parent.parent
+
+# fmt: off
+PLAN = ["plan", "--topology", "local-gloo", "--model", "example-gpt", "--global-batch", "16",
+        "--seq-len", "128", "--precision", "fp32", "--framework", "executor"]
+TOO_BIG = ["plan", "-t", "dgx-h100", "-n", "1", "-m", "llama3-405b", "-b", "64", "-s", "8192"]
+# fmt: on
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function from arguments to (exit status, stdout, stderr), in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["commplan", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "planner.cli", *arguments],
+        **{"cwd": REPO, "capture_output": True, "text": True, "timeout": 60, **options},
+    )
+
+
+# ------------------------------------------------------------------------------------- plan
+
+
+def test_plan_as_a_process_gives_the_document_on_stdout_and_nothing_else() -> None:
+    done = run_process(*PLAN, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Plan.model_validate_json(done.stdout).model.name == "example-gpt"
+
+
+def test_infeasible_and_bad_input_as_processes_exit_1_and_2() -> None:
+    infeasible = run_process(*TOO_BIG, "--json")
+    assert (infeasible.returncode, infeasible.stdout) == (1, "")
+    assert "this would fit: {" in infeasible.stderr
+    unknown = run_process("plan", "-t", "dgx-h10", "-m", "llama3-8b", "-b", "8", "-s", "128")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "dgx-h100" in unknown.stderr
+
+
+def test_the_table_says_what_the_document_says(run: Run) -> None:
+    status, table, err = run(*PLAN)
+    assert (status, err) == (0, "")
+    plan = Plan.model_validate_json(run(*PLAN, "--json")[1])
+    assert str(plan.layout) in table
+    assert plan.id in table
+    for choice in plan.collectives:
+        assert choice.op in table
+    for item in plan.rejected:
+        assert f"{item.count:,}" in table
+    for heading in ("one step", "memory", "collectives", "runners-up", "rejected"):
+        assert f"\n{heading}" in table
+
+
+def test_the_suggestion_fits(run: Run) -> None:
+    status, _, err = run(*TOO_BIG)
+    assert status == 1
+    [suggestion] = re.findall(r"this would fit: (\{.*\})", err)
+    nodes = json.loads(suggestion)["nodes"]
+    assert run(*TOO_BIG, "--nodes", str(nodes))[0] == 0
+
+
+def test_the_output_file_is_the_document_of_stdout(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    _, out, _ = run(*PLAN, "--json", "--output", str(file))
+    assert file.read_text() == out
+
+
+def test_constraints_hold(run: Run) -> None:
+    _, out, _ = run(*PLAN, "--json", "-c", "tp=2", "--constraint", "schedule=none", "--top-k", "1")
+    plan = Plan.model_validate_json(out)
+    assert (plan.layout.tp, plan.pipeline.schedule) == (2, "none")
+    assert len(plan.runners_up) <= 1
+
+
+def test_a_request_file_is_read_and_options_override_it(run: Run, tmp_path: Path) -> None:
+    request = {
+        "topology": "local-gloo",
+        "model": "example-gpt",
+        "training": {"global_batch_size": 16, "seq_len": 128, "precision": "fp32"},
+        "framework": "executor",
+    }
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(request))
+    as_file = Plan.model_validate_json(run("plan", "--request", str(file), "--json")[1])
+    assert as_file == Plan.model_validate_json(run(*PLAN, "--json")[1])
+    longer = Plan.model_validate_json(run("plan", "-r", str(file), "-s", "64", "--json")[1])
+    assert (longer.training.seq_len, longer.training.global_batch_size) == (64, 16)
+    done = run_process("plan", "--request", "-", "--json", input=json.dumps(request))
+    assert Plan.model_validate_json(done.stdout) == as_file
+
+
+def test_topology_and_model_may_be_files(run: Run, tmp_path: Path) -> None:
+    topology, model = tmp_path / "cluster.json", tmp_path / "model.json"
+    topology.write_text(run("topology", "show", "local-gloo", "--json")[1])
+    model.write_text(run("model", "show", "example-gpt", "--json")[1])
+    files = ["--topology", str(topology), "--model", str(model)]
+    assert run(*PLAN, *files, "--json")[1] == run(*PLAN, "--json")[1]
+
+
+def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "tiny-llama" / "config.json"
+    config.parent.mkdir()
+    fields = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+    }
+    config.write_text(json.dumps(fields))
+    status, out, err = run(*PLAN, "--model", str(config), "--json")
+    assert status == 0, err
+    assert Plan.model_validate_json(out).model.name == "tiny-llama"
+
+
+# -------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan"], "is missing"),
+        (["plna"], "No such command"),
+        ([*PLAN, "--nodes", "two"], "--nodes"),
+        ([*PLAN, "--nodes", "0"], "nodes"),
+        ([*PLAN, "--precision", "bf61"], "'bf16'"),
+        ([*PLAN, "-c", "tp"], "tp=8"),
+        ([*PLAN, "-c", "pt=8"], "constraints.pt"),
+        ([*PLAN, "--model", "lama"], "nearest"),
+        ([*PLAN, "--model", "/nowhere/config.json"], "No such file"),
+        ([*PLAN, "--topology", "/"], "directory"),
+        ([*PLAN, "--calibration", "missing.json"], "missing.json"),
+        ([*PLAN, "--calibration", "latest"], "latest"),
+        ([*PLAN, "--output", "/nowhere/plan.json"], "cannot be written"),
+        (["plan", "--request", "/dev/null"], "not valid JSON"),
+        (["topology", "show", "dgx"], "nearest"),
+        (["topology", "show", "dgx-h100", "--nodes", "5000"], "4096"),
+        (["model", "show", "../secrets"], "no model"),
+        (["calibrate", "--plan", "missing.json", "run.json"], "missing.json"),
+        (["serve", "--port", "0"], "port"),
+    ],
+)
+def test_bad_input_is_exit_2_with_a_message_on_stderr(
+    run: Run, arguments: list[str], said: str
+) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"3", b"\xff\xfe\x00", b'{"a": NaN}', b"[" * 100_000, b"null"]
+)
+@pytest.mark.parametrize("option", ["--request", "--topology", "--model", "--calibration"])
+def test_a_file_with_anything_in_it_is_exit_2(
+    run: Run, tmp_path: Path, content: bytes, option: str
+) -> None:
+    file = tmp_path / "file.json"
+    file.write_bytes(content)
+    status, out, err = run(*PLAN, option, str(file))
+    assert (status, out) == (2, "")
+    assert err.startswith("commplan: ")
+    assert len(err) < 1000
+
+
+def test_a_file_nobody_may_read_is_exit_2(run: Run, tmp_path: Path) -> None:
+    loop = tmp_path / "loop.json"
+    loop.symlink_to(loop)
+    assert run(*PLAN, "--request", str(loop))[0] == 2
+
+
+@pytest.mark.parametrize("arguments", [[*PLAN, "--json"], PLAN, ["model", "list"]])
+def test_a_closed_pipe_is_no_traceback(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run_process(*arguments, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+    assert done.returncode == 1
+
+
+# ------------------------------------------------------------------- topologies, models, others
+
+
+def test_topologies_are_listed_and_shown(run: Run) -> None:
+    assert json.loads(run("topology", "list", "--json")[1]) == list(topology_names())
+    table = run("topology", "list")[1]
+    for name in topology_names():
+        assert name in table
+        document = run("topology", "show", name, "--json")[1]
+        assert TopologyDocument.model_validate_json(document).name == name
+    assert "512 x" in run("topology", "show", "dgx-h100", "--nodes", "64")[1]
+
+
+def test_models_are_listed_and_shown(run: Run) -> None:
+    assert json.loads(run("model", "list", "--json")[1]) == list(model_names())
+    table = run("model", "list")[1]
+    for name in model_names():
+        assert name in table
+        ModelSpec.model_validate_json(run("model", "show", name, "--json")[1])
+    assert "70.6 B parameters" in run("model", "show", "llama3-70b")[1]
+
+
+def test_calibrate_fits_runs_and_plan_uses_the_result(run: Run, tmp_path: Path) -> None:
+    plan_file, run_file, fitted = (tmp_path / name for name in ("plan", "run", "calibration"))
+    constrained = [*PLAN, "-c", "tp=1", "-c", "pp=1"]
+    run(*constrained, "--output", str(plan_file))
+    plan = Plan.model_validate_json(plan_file.read_text())
+    run_file.write_text(made_up_run(plan).model_dump_json())
+    fit = ["calibrate", "--plan", str(plan_file), str(run_file)]
+    status, out, err = run(*fit, "--output", str(fitted))
+    assert (status, out) == (0, ""), err
+    calibration = Calibration.model_validate_json(fitted.read_text())
+    assert calibration.id in err
+    assert run(*fit)[1] == fitted.read_text()
+    after = run(*constrained, "--calibration", str(fitted), "--json")[1]
+    assert Plan.model_validate_json(after).provenance.calibration_id == calibration.id
+
+
+def test_a_calibration_of_another_cluster_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    fields = {"id": "x", "topology": "dgx-h100", "levels": (), "compute_scale": 1.0}
+    fields |= {"optimizer_scale": 1.0, "host_overhead_s": 0, "step_spread": 0, "run_hashes": ()}
+    file.write_text(Calibration.model_validate(fields).model_dump_json())
+    status, out, err = run(*PLAN, "--calibration", str(file))
+    assert (status, out) == (2, "")
+    assert "'dgx-h100'" in err
+
+
+def test_calibrate_refuses_a_run_of_another_plan(run: Run, tmp_path: Path) -> None:
+    plan_file, run_file = tmp_path / "plan", tmp_path / "run"
+    run(*PLAN, "--output", str(plan_file))
+    plan = Plan.model_validate_json(plan_file.read_text())
+    run_file.write_text(made_up_run(plan, plan_hash="0123").model_dump_json())
+    status, out, err = run("calibrate", "--plan", str(plan_file), str(run_file))
+    assert (status, out) == (2, "")
+    assert "plan_hash" in err
+
+
+def test_serve_says_where_it_listens_and_ends_on_a_taken_port_with_exit_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = run_process("serve", "--port", port, "--data-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert f"curl -s http://127.0.0.1:{port}/plan" in done.stderr
+    assert "address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    assert run("--version")[1] == f"commplan {__version__}\n"
+
+
+def test_every_command_has_help(run: Run) -> None:
+    for command in ([], ["plan"], ["topology"], ["model"], ["calibrate"], ["serve"]):
+        status, out, _ = run(*command, "--help")
+        assert status == 0
+        assert "Usage" in out
