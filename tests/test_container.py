@@ -32,6 +32,12 @@ REPO = Path(__file__).parent.parent
 TOKEN = "a token for this test"
 PACKAGES = ("planner", "executor", "api", "topologies")
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+REQUEST = {
+    "topology": "dgx-h100",
+    "nodes": 1,
+    "model": "llama3-8b",
+    "training": {"global_batch_size": 64, "seq_len": 8192},
+}
 IS_ROOT = os.geteuid() == 0
 
 
@@ -323,11 +329,13 @@ def test_everything_the_service_needs_is_in_the_image(container: Container) -> N
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with httpx.Client(base_url=base_url, headers=headers, trust_env=False) as client:
         answers = {path: client.get(path) for path in ("/", "/topologies", "/models")}
+        plan = client.post("/plan", json=REQUEST)
     assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(
         answers, 200
     )
     assert "dgx-h100" in answers["/topologies"].text
     assert "llama3-70b" in answers["/models"].text
+    assert plan.status_code == 200, plan.text
 
 
 def test_data_are_written_to_the_volume(container: Container) -> None:
