@@ -23,12 +23,14 @@ class Timed:
         op: What is done.
         seconds: One occurrence, shape [rows].
         total_s: All occurrences, shape [rows].
+        idle_s: The part of ``total_s`` in which a collective moves no byte, shape [rows].
         choice: Of the algorithm, for a collective.
     """
 
     op: Op
     seconds: Column
     total_s: Column
+    idle_s: Column
     choice: Choice | None = None
 
 
@@ -42,9 +44,11 @@ def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
         choice = choose(
             op.op, problem.fabric, axis_group(problem.fabric, c, op.axis), op.size_bytes
         )
-        return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
+        return Timed(
+            op, choice.seconds, choice.seconds * op.repeats, choice.latency_s * op.repeats, choice
+        )
     once = _compute_s(problem, op)
-    return Timed(op, once, once * op.repeats)
+    return Timed(op, once, once * op.repeats, np.zeros(len(c)))
 
 
 def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:

@@ -31,8 +31,10 @@ __all__ = ["Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
 
 CHUNK_ROWS: Final = 8192
 
-# Where an exposed second is booked; etp belongs to the experts.
-_PARTS: Final = ("compute", "tp", "cp", "ep")
+# Where an exposed second is booked; etp belongs to the experts. "idle" is the part of the
+# collectives in which no byte moves, counted in its axis too.
+_PARTS: Final = ("compute", "tp", "cp", "ep", "idle")
+_IDLE: Final = _PARTS.index("idle")
 _PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
 
 
@@ -106,7 +108,7 @@ def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
     With every rank of a host computing; this is what a rank can measure as its own.
     """
     total = _totals(problem, candidates, _block_table(problem, candidates))[:, 0]
-    load = _host_share(problem, candidates).full()
+    load = _host_share(problem, candidates).load
     return candidates.num_micro_batches * total / candidates.pp * load
 
 
@@ -143,10 +145,12 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
         table = np.zeros((len(kinds), 2, len(_PARTS), len(keys)))
         for row, (_, kind) in enumerate(kinds):
             for timed, exposed in _timed_block(problem, keys, kind):
+                cell = table[row, int(timed.op.phase != "forward")]
                 part = "compute"
                 if isinstance(timed.op, Communication):
                     part = _PART_OF_AXIS[timed.op.axis]
-                table[row, int(timed.op.phase != "forward"), _PARTS.index(part)] += exposed
+                    cell[_IDLE] += np.minimum(timed.idle_s, exposed)
+                cell[_PARTS.index(part)] += exposed
         return list(table.reshape(-1, len(keys)))
 
     flat = on_distinct(c, BLOCK_COLUMNS, columns)
@@ -159,7 +163,7 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
 def _slowest(problem: Problem, c: Candidates, table: Column) -> tuple[Column, Column]:
     """Return (counts [rows, kinds], parts [rows, 2, parts]) of the slowest pipeline rank."""
     counts = problem.splits.counts[c.split]
-    per_block = table.sum(axis=(2, 3))
+    per_block = table[..., :_IDLE].sum(axis=(2, 3))
     per_profile = np.einsum("rpk,rk->rp", counts, per_block)
     slowest = np.argmax(per_profile, axis=1)
     chosen = counts[np.arange(len(c)), slowest]
@@ -176,10 +180,10 @@ def _rank_ops(problem: Problem, c: Candidates, table: Column, counts: Column) ->
     """
     overlap = overlaps_data_parallel(problem.framework)
     budget = {
-        name: np.einsum("rk,rkq->rq", counts, table[:, :, direction]).sum(axis=1)
+        name: np.einsum("rk,rkq->r", counts, table[:, :, direction, :_IDLE])
         for direction, name in enumerate(("forward", "backward"))
     }
-    load = _host_share(problem, c).full()
+    load = _host_share(problem, c).load
     found: list[Exposed] = []
     for timed in seconds(problem, c, rank_work(problem, c)):
         exposed, under = timed.total_s, RANK_OVERLAPS.get(timed.op.name)
@@ -217,18 +221,25 @@ def _price_chunk(problem: Problem, c: Candidates) -> Priced:
     m = c.num_micro_batches
     total = _totals(problem, c, table)
     slowest = parts.sum(axis=1)
-    waiting = slowest[:, 1:].sum(axis=1)
+    waiting = slowest[:, 1:_IDLE].sum(axis=1)
     host = _host_share(problem, c)
     loop = step_s(
         c.schedule,
         c.pp,
         m,
         c.virtual_stages,
-        StageSeconds(slowest[:, 0], waiting, total[:, 0], total[:, 1:].sum(axis=1), send),
+        StageSeconds(
+            slowest_compute=slowest[:, 0],
+            slowest_waiting=waiting,
+            total_compute=total[:, 0],
+            total_waiting=total[:, 1:_IDLE].sum(axis=1),
+            total_idle=total[:, _IDLE],
+            send=send,
+        ),
         host,
     )
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
-    compute = np.minimum(m * slowest[:, 0] * host.full(), loop - m * waiting - filled)
+    compute = np.minimum(m * slowest[:, 0] * host.load, loop - m * waiting - filled)
     rank = _rank_ops(problem, c, table, counts)
     optimizer = np.sum([e.exposed_s for e in rank if e.timed.op.name == "optimizer"], axis=0)
     return Priced(

@@ -27,6 +27,7 @@ class StageSeconds:
         slowest_waiting: Of the same.
         total_compute: Of all pipeline ranks.
         total_waiting: Of the same.
+        total_idle: The part of ``total_waiting`` in which no byte moves.
         send: One boundary, one way.
     """
 
@@ -34,6 +35,7 @@ class StageSeconds:
     slowest_waiting: Column
     total_compute: Column
     total_waiting: Column
+    total_idle: Column
     send: Column
 
 
@@ -42,7 +44,8 @@ class HostShare:
     """Ranks that compute on the same cores; on GPUs every rank has its own device.
 
     Attributes:
-        load: Ranks of a host over its cores, 1.0 where ranks do not share.
+        load: Ranks of a host over its cores, 1.0 where every rank has a device. How much slower
+            compute is when every rank computes.
         stages_per_host: Different pipeline ranks on one host, shape [rows]. While some of them
             wait for the pipeline to fill, the others have their cores.
     """
@@ -50,13 +53,13 @@ class HostShare:
     load: float
     stages_per_host: Column
 
-    def full(self) -> float:
-        """Return how much slower compute is when every rank computes."""
-        return self.load
+    def alone(self) -> float:
+        """Return how much slower compute is when one rank computes: below 1 with spare cores."""
+        return min(1.0, self.load)
 
     def filling(self) -> Column:
         """Return how much slower compute is when one pipeline rank computes."""
-        return np.maximum(min(1.0, self.load), self.load / self.stages_per_host)
+        return np.maximum(self.alone(), self.load / self.stages_per_host)
 
 
 def step_s(
@@ -80,8 +83,10 @@ def step_s(
     """
     filling = host.filling()
     trip = stage.total_compute * filling + stage.total_waiting + 2 * (pp - 1) * stage.send
-    shared = (stage.total_compute * host.full() + stage.total_waiting) / pp
-    alone = stage.slowest_compute * min(1.0, host.load) + stage.slowest_waiting
+    # a rank that waits for a message leaves its core to the others
+    freed = stage.total_idle if host.load > 1 else 0.0
+    shared = (stage.total_compute * host.load + stage.total_waiting - freed) / pp
+    alone = stage.slowest_compute * host.alone() + stage.slowest_waiting
     period = np.maximum(np.maximum(alone, trip / pp), shared)
     plain = trip + (num_micro_batches - 1) * period
     slowest = np.maximum(alone, shared)
