@@ -27,7 +27,7 @@ from planner.layout.groups import axis_group
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.pipeline.laws import HostShare, StageSeconds, step_s
 
-__all__ = ["Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
+__all__ = ["CHUNK_ROWS", "Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
 
 CHUNK_ROWS: Final = 8192
 
