@@ -62,19 +62,30 @@ class MasterWeights:
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the shard this rank holds, sharing its memory; a plain tensor is its own shard."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _adding_to(view: torch.Tensor) -> Callable[[torch.Tensor], None]:
     def add(parameter: torch.Tensor) -> None:
         grad = parameter.grad
         assert grad is not None, "the hook runs after a gradient was accumulated"
-        if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
-            # torch 2.13 computes the gradient of a vocabulary-split embedding whole on every
-            # rank (_embedding_ops.py: no strategy splits it by rows); this cuts it, sending nothing.
-            grad = grad.redistribute(placements=parameter.placements)
-        view.add_(local_tensor(grad))
+        view.add_(_local_gradient(parameter, grad))
         parameter.grad = None
 
     return add
+
+
+def _local_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Return the part of ``grad`` that belongs to this rank's shard of ``parameter``.
+
+    torch 2.13 computes the gradient of a vocabulary-split embedding whole on every rank (no
+    strategy of ``_embedding_ops.py`` splits it by rows); it is cut here, which sends nothing.
+    """
+    if (
+        isinstance(parameter, DTensor)
+        and isinstance(grad, DTensor)
+        and grad.placements != parameter.placements
+    ):
+        grad = grad.redistribute(placements=parameter.placements)
+    return local_tensor(grad)

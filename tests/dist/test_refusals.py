@@ -1,0 +1,95 @@
+"""A job that cannot go on ends on all ranks, soon, and says why once."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from executor.job import EXIT_REFUSED
+from planner.plan import ModelSummary, Plan
+from tests.dist.jobs import EXAMPLE, TINY_CONFIG, Ended, ended, run, started
+from tests.dist.plans import TINY, make_plan
+
+pytestmark = pytest.mark.dist
+
+WITHIN_S = 45.0  # mostly importing torch, several times on few cores
+PATIENCE_S = 5.0
+
+
+def saved(folder: Path, name: str, plan: Plan) -> str:
+    path = folder / f"{name}.json"
+    path.write_text(plan.model_dump_json())
+    return str(path)
+
+
+def arguments(plan: str, *more: str) -> list[str]:
+    return [str(EXAMPLE), "--plan", plan, "--config", str(TINY_CONFIG), "--steps", "1", *more]
+
+
+def the_one_message(ends: list[Ended]) -> str:
+    """Check that every rank was refused and rank 0 alone said something; return what."""
+    assert [end.code for end in ends] == [EXIT_REFUSED] * len(ends), [e.stderr for e in ends]
+    spoken = [[line for line in end.stderr.splitlines() if "refused" in line] for end in ends]
+    assert [len(lines) for lines in spoken] == [1] + [0] * (len(ends) - 1)
+    assert not any("Traceback" in end.stderr for end in ends)
+    return spoken[0][0]
+
+
+def test_another_world_size_is_refused(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "dp4", make_plan(dp=4))
+    message = the_one_message(run([arguments(plan)] * 2, within_s=WITHIN_S))
+    assert "is for 4 ranks" in message
+    assert "this job has 2" in message
+    assert "start 4 processes" in message
+
+
+def test_plans_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
+    mine = saved(tmp_path, "a", make_plan(dp=2))
+    other = saved(tmp_path, "b", make_plan(dp=2, bucket_bytes=77))
+    message = the_one_message(run([arguments(mine), arguments(other)], within_s=WITHIN_S))
+    assert "plans differ between ranks" in message
+    assert "on ranks [0]" in message
+    assert "on ranks [1]" in message
+
+
+def test_a_plan_that_one_rank_cannot_read_is_refused(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "dp2", make_plan(dp=2))
+    missing = str(tmp_path / "missing.json")
+    message = the_one_message(run([arguments(plan), arguments(missing)], within_s=WITHIN_S))
+    assert "rank 1" in message
+    assert "missing.json cannot be read" in message
+
+
+def test_fields_that_cannot_be_honoured_are_refused_by_name(tmp_path: Path) -> None:
+    plan = make_plan(dp=2, recompute="selective")
+    sharding = plan.sharding.model_copy(update={"zero_stage": 1})
+    plan = plan.model_copy(update={"sharding": sharding})
+    path = saved(tmp_path, "zero", plan)
+    message = the_one_message(run([arguments(path)] * 2, within_s=WITHIN_S))
+    assert "sharding.zero_stage=1; recompute='selective'" in message
+
+
+def test_another_module_is_refused(tmp_path: Path) -> None:
+    bigger = ModelSummary(**(TINY.model_dump() | {"name": "bigger", "num_params": 12_345}))
+    path = saved(tmp_path, "bigger", make_plan(dp=2, model=bigger))
+    message = the_one_message(run([arguments(path)] * 2, within_s=WITHIN_S))
+    assert "12345 in the plan" in message
+    assert "'bigger'" in message
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_peer_ends_the_others_within_the_timeout(
+    tmp_path: Path, blow: signal.Signals
+) -> None:
+    plan = saved(tmp_path, "pp2", make_plan(pp=2))
+    own = arguments(plan, "--steps", "1000000", "--timeout-s", str(PATIENCE_S))
+    with started([own] * 2) as processes:
+        assert processes[0].stdout is not None
+        while not processes[0].stdout.readline().startswith("step"):
+            assert processes[0].poll() is None
+        processes[1].send_signal(blow)
+        lost = time.monotonic()
+        survivor = ended(processes[0], lost, within_s=PATIENCE_S + 10)
+    assert survivor.code not in (0, None)
+    assert survivor.after_s < PATIENCE_S + 10
