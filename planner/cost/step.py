@@ -1,12 +1,12 @@
 """Op seconds folded into step time: the last of work, seconds, step; ``price`` is all three.
 
 A step is the pipeline law over block seconds, then what data parallelism could not hide, the
-optimizer and the host. Block seconds depend on few columns and are priced once per distinct value
-(``on_distinct``); everything else is priced per row, in chunks that stay in cache.
+optimizer and the host. Block seconds depend on few columns and are priced once per distinct value;
+everything else is priced in chunks of rows that stay in cache.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,14 @@ from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
 from planner.cost.work import (
     BLOCK_COLUMNS,
+    RANK_COLUMNS,
     Communication,
     block_work,
     rank_work,
     stage_send,
 )
 from planner.frameworks import overlaps_data_parallel
-from planner.layout.candidates import SCHEDULES, Candidates, Column, on_distinct
+from planner.layout.candidates import SCHEDULES, Candidates, Column, distinct
 from planner.layout.groups import axis_group
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.pipeline.laws import HostShare, StageSeconds, step_s
@@ -77,29 +78,36 @@ class Exposed:
 
 def price(problem: Problem, candidates: Candidates) -> Priced:
     """Return step time and breakdown of every candidate."""
-    chunks = [
-        _price_chunk(problem, candidates.take(slice(start, start + CHUNK_ROWS)))
-        for start in range(0, len(candidates), CHUNK_ROWS)
-    ]
+    keys, inverse = distinct(candidates, BLOCK_COLUMNS)
+    table = _block_table(problem, keys)
+    chunks = []
+    for start in range(0, len(candidates), CHUNK_ROWS):
+        chunk = slice(start, start + CHUNK_ROWS)
+        chunks.append(_price_chunk(problem, candidates.take(chunk), table[inverse[chunk]]))
     return Priced(
         **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
     )
 
 
-def timed_ops(problem: Problem, candidates: Candidates) -> list[Exposed]:
-    """Return every op of the slowest pipeline rank, priced by the same functions as ``price``."""
-    table = _block_table(problem, candidates)
-    counts, _ = _slowest(problem, candidates, table)
+def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
+    """Return every op of the slowest pipeline rank of one candidate.
+
+    Priced by the same functions as ``price``; a test adds them up to its breakdown.
+    """
+    table = _block_table(problem, candidate)
+    counts, _ = _slowest(problem, candidate, table)
     found: list[Exposed] = []
     for index, kind in _kinds(problem):
-        for timed, exposed in _timed_block(problem, candidates, kind):
-            times = counts[:, index] * candidates.num_micro_batches
+        for timed, exposed in _timed_block(problem, candidate, kind):
+            times = counts[:, index] * candidate.num_micro_batches
             found.append(Exposed(timed, kind, timed.op.repeats * times, exposed * times))
-    send = seconds(problem, candidates, [stage_send(problem, candidates)])[0]
-    filled = _fill_sends(candidates) * send.seconds
+    send = seconds(problem, candidate, [stage_send(problem, candidate)])[0]
+    filled = _fill_sends(candidate) * send.seconds
     found.append(Exposed(send, None, np.asarray(send.op.repeats), filled))
-    found += _rank_ops(problem, candidates, table, counts)
-    return found
+    return found + [
+        Exposed(timed, None, np.asarray(timed.op.repeats), exposed)
+        for timed, exposed in _rank_ops(problem, candidate, table, counts)
+    ]
 
 
 def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
@@ -139,24 +147,15 @@ def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
 
 def _block_table(problem: Problem, c: Candidates) -> Column:
     """Return exposed seconds per micro-batch: shape [rows, kinds, (forward, backward), parts]."""
-    kinds = list(_kinds(problem))
-
-    def columns(keys: Candidates) -> list[Column]:
-        table = np.zeros((len(kinds), 2, len(_PARTS), len(keys)))
-        for row, (_, kind) in enumerate(kinds):
-            for timed, exposed in _timed_block(problem, keys, kind):
-                cell = table[row, int(timed.op.phase != "forward")]
-                part = "compute"
-                if isinstance(timed.op, Communication):
-                    part = _PART_OF_AXIS[timed.op.axis]
-                    cell[_IDLE] += np.minimum(timed.idle_s, exposed)
-                cell[_PARTS.index(part)] += exposed
-        return list(table.reshape(-1, len(keys)))
-
-    flat = on_distinct(c, BLOCK_COLUMNS, columns)
     table = np.zeros((len(c), len(BLOCK_KINDS), 2, len(_PARTS)))
-    packed = np.stack(flat, axis=1).reshape(len(c), len(kinds), 2, len(_PARTS))
-    table[:, [index for index, _ in kinds]] = packed
+    for index, kind in _kinds(problem):
+        for timed, exposed in _timed_block(problem, c, kind):
+            cell = table[:, index, int(timed.op.phase != "forward")]
+            part = "compute"
+            if isinstance(timed.op, Communication):
+                part = _PART_OF_AXIS[timed.op.axis]
+                cell[:, _IDLE] += np.minimum(timed.idle_s, exposed)
+            cell[:, _PARTS.index(part)] += exposed
     return table
 
 
@@ -173,7 +172,18 @@ def _slowest(problem: Problem, c: Candidates, table: Column) -> tuple[Column, Co
 # -------------------------------------------------------------------------------- per step
 
 
-def _rank_ops(problem: Problem, c: Candidates, table: Column, counts: Column) -> list[Exposed]:
+def _timed_rank(problem: Problem, c: Candidates) -> list[Timed]:
+    """Return the ops of a rank, priced on distinct values; the columns in ``op`` are theirs."""
+    keys, inverse = distinct(c, RANK_COLUMNS)
+    return [
+        replace(timed, seconds=timed.seconds[inverse], total_s=timed.total_s[inverse])
+        for timed in seconds(problem, keys, rank_work(problem, keys))
+    ]
+
+
+def _rank_ops(
+    problem: Problem, c: Candidates, table: Column, counts: Column
+) -> list[tuple[Timed, Column]]:
     """Return gradient, parameter and optimizer ops with what data-parallel overlap leaves.
 
     Ops that run beside the same pass share its seconds in the order of the list.
@@ -184,8 +194,8 @@ def _rank_ops(problem: Problem, c: Candidates, table: Column, counts: Column) ->
         for direction, name in enumerate(("forward", "backward"))
     }
     load = _host_share(problem, c).load
-    found: list[Exposed] = []
-    for timed in seconds(problem, c, rank_work(problem, c)):
+    found: list[tuple[Timed, Column]] = []
+    for timed in _timed_rank(problem, c):
         exposed, under = timed.total_s, RANK_OVERLAPS.get(timed.op.name)
         if not isinstance(timed.op, Communication):
             exposed = exposed * load
@@ -194,7 +204,7 @@ def _rank_ops(problem: Problem, c: Candidates, table: Column, counts: Column) ->
             available = budget[under] * passes
             exposed = exposed_s(timed.total_s, available, timed.seconds * passes)
             budget[under] = np.maximum(0.0, budget[under] - timed.total_s / passes)
-        found.append(Exposed(timed, None, np.asarray(timed.op.repeats), exposed))
+        found.append((timed, exposed))
     return found
 
 
@@ -214,8 +224,7 @@ def _fill_sends(c: Candidates) -> Column:
     return 2 * (stages - 1)
 
 
-def _price_chunk(problem: Problem, c: Candidates) -> Priced:
-    table = _block_table(problem, c)
+def _price_chunk(problem: Problem, c: Candidates, table: Column) -> Priced:
     counts, parts = _slowest(problem, c, table)
     send = seconds(problem, c, [stage_send(problem, c)])[0].seconds
     m = c.num_micro_batches
@@ -241,13 +250,13 @@ def _price_chunk(problem: Problem, c: Candidates) -> Priced:
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
     compute = np.minimum(m * slowest[:, 0] * host.load, loop - m * waiting - filled)
     rank = _rank_ops(problem, c, table, counts)
-    optimizer = np.sum([e.exposed_s for e in rank if e.timed.op.name == "optimizer"], axis=0)
+    optimizer = np.sum([exposed for timed, exposed in rank if timed.op.name == "optimizer"], axis=0)
     return Priced(
         compute_s=compute,
         tp_exposed_s=m * slowest[:, 1],
         cp_exposed_s=m * slowest[:, 2],
         ep_exposed_s=m * slowest[:, 3],
-        dp_exposed_s=np.sum([e.exposed_s for e in rank], axis=0) - optimizer,
+        dp_exposed_s=np.sum([exposed for _, exposed in rank], axis=0) - optimizer,
         pp_exposed_s=filled,
         bubble_s=np.maximum(0.0, loop - compute - m * waiting - filled),
         optimizer_s=optimizer,

@@ -29,6 +29,7 @@ from planner.plan import Axis, Collective, Phase
 
 __all__ = [
     "BLOCK_COLUMNS",
+    "RANK_COLUMNS",
     "AttentionCore",
     "Communication",
     "Gemm",
@@ -50,6 +51,20 @@ BLOCK_COLUMNS: Final = (
     "micro_batch_size",
     "recompute",
     "sequence_parallel",
+)
+
+# The only columns that rank_work reads.
+RANK_COLUMNS: Final = (
+    "tp",
+    "cp",
+    "pp",
+    "ep",
+    "etp",
+    "dp_shard",
+    "dp_replicate",
+    "split",
+    "zero_stage",
+    "num_micro_batches",
 )
 
 _FULL: Final = RECOMPUTE_MODES.index("full")

@@ -19,6 +19,7 @@ __all__ = [
     "Candidates",
     "Column",
     "concatenate",
+    "distinct",
     "on_distinct",
 ]
 
@@ -27,6 +28,11 @@ Column: TypeAlias = npt.NDArray[Any]
 
 RECOMPUTE_MODES: Final[tuple[RecomputeMode, ...]] = get_args(RecomputeMode)
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
+
+
+# Mixed-radix keys of distinct(): a wide column is renumbered, and a key near overflow too.
+_MAX_SPAN: Final = 4096
+_MAX_KEY: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,23 @@ def concatenate(parts: Sequence[Candidates]) -> Candidates:
     )
 
 
+def distinct(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, Column]:
+    """Return one row per distinct value of the columns ``names``, and each row's index in them."""
+    key = np.zeros(len(candidates), dtype=np.int64)
+    for name in names:
+        column = np.asarray(getattr(candidates, name), dtype=np.int64)
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        if span > _MAX_SPAN:
+            values, column = np.unique(column, return_inverse=True)
+            low, span = 0, len(values)
+        if key.max(initial=0) > _MAX_KEY // span:
+            _, key = np.unique(key, return_inverse=True)
+        key = key * span + (column - low)
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return candidates.take(first), inverse
+
+
 def on_distinct(
     candidates: Candidates,
     names: Sequence[str],
@@ -101,17 +124,5 @@ def on_distinct(
     (tp, cp, ep, etp, micro-batch). ``function`` must read no other column; a test compares this
     with the direct call.
     """
-    key = np.zeros(len(candidates), dtype=np.int64)
-    for name in names:
-        column = np.asarray(getattr(candidates, name), dtype=np.int64)
-        low = int(column.min(initial=0))
-        span = int(column.max(initial=0)) - low + 1
-        if span > 4096:  # keep the mixed-radix key far from overflow
-            values, column = np.unique(column, return_inverse=True)
-            low, span = 0, len(values)
-        key = key * span + (column - low)
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return [
-        np.broadcast_to(column, (len(first),))[inverse]
-        for column in function(candidates.take(first))
-    ]
+    keys, inverse = distinct(candidates, names)
+    return [np.broadcast_to(column, (len(keys),))[inverse] for column in function(keys)]
