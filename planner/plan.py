@@ -34,6 +34,7 @@ __all__ = [
     "LevelFit",
     "MemoryParts",
     "ModelSummary",
+    "Phase",
     "Pipeline",
     "Plan",
     "Prediction",
@@ -58,8 +59,21 @@ __all__ = [
 ]
 
 # Axes that have groups. "dp" joins dp_shard and dp_replicate; "dp_cp" joins dp and cp, over
-# which dense gradients are reduced; "edp" is what is left for experts after etp and ep.
-Axis = Literal["tp", "cp", "dp", "dp_shard", "dp_replicate", "dp_cp", "pp", "etp", "ep", "edp"]
+# which dense gradients are reduced; "dp_shard_cp" shares out parameters and optimizer states;
+# "edp" is what is left for experts after etp and ep.
+Axis = Literal[
+    "tp",
+    "cp",
+    "dp",
+    "dp_shard",
+    "dp_replicate",
+    "dp_cp",
+    "dp_shard_cp",
+    "pp",
+    "etp",
+    "ep",
+    "edp",
+]
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 
 Collective = Literal[
@@ -71,7 +85,8 @@ Algorithm = Literal[
 ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeMode = Literal["none", "selective", "full"]
 Framework = Literal["executor", "megatron"]
-Phase = Literal["forward", "backward", "recompute", "step"]
+# backward = gradients of the inputs; "step" ops happen once per optimizer step.
+Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
 
 Degree = Annotated[int, Field(ge=1, le=1 << 20)]
 Count = Annotated[int, Field(ge=0)]
@@ -169,6 +184,8 @@ class Layout(Document):
         """Return the size of a group of ``axis``."""
         if axis == "dp_cp":
             return self.dp * self.cp
+        if axis == "dp_shard_cp":
+            return self.dp_shard * self.cp
         return int(getattr(self, axis))
 
     def __str__(self) -> str:
@@ -473,6 +490,7 @@ def _axis_stride(layout: Layout, axis: Axis) -> int:
         "dp_shard": layout.tp * layout.cp,
         "dp_replicate": layout.tp * layout.cp * layout.dp_shard,
         "dp_cp": layout.tp,
+        "dp_shard_cp": layout.tp,
         "pp": layout.stage_size,
         "etp": 1,
         "ep": layout.etp,
@@ -587,8 +605,8 @@ class Calibration(Document):
     id: str
     topology: str
     levels: tuple[LevelFit, ...]
-    matmul_scale: Rate = Field(description="measured over prior seconds of matmul-bound compute")
-    memory_scale: Rate = Field(description="measured over prior seconds of memory-bound compute")
+    compute_scale: Rate = Field(description="measured over prior seconds, forward and backward")
+    optimizer_scale: Rate = Field(description="measured over prior seconds of the optimizer")
     host_overhead_s: Seconds = Field(description="per step, outside compute and collectives")
     step_spread: float = Field(ge=0, description="standard deviation of step times over their mean")
     run_hashes: tuple[str, ...]
