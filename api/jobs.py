@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from api.store import Store, StoredPlan
 from planner import __version__
 from planner.calibrate.check import check_calibration, check_run
 from planner.calibrate.fit import Measured, fit_calibration
-from planner.errors import UnknownNameError
+from planner.errors import PlannerError, UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
 from planner.planning import (
     ResolvedRequest,
@@ -46,7 +46,6 @@ class _Search:
     """One search to do: everything ``make_plan`` needs, and the key of its request."""
 
     key: str
-    request: PlanRequest
     resolved: ResolvedRequest
     calibration: Calibration | None
 
@@ -107,7 +106,7 @@ class Jobs:
         request = request.model_copy(update={"calibration": chosen})
         key = document_hash({"request": request.model_dump(mode="json"), "build": self._build})
         stored = self._store.plan_for_request(key)
-        return stored or _Search(key, request, replace(resolved, request=request), calibration)
+        return stored or _Search(key, replace(resolved, request=request), calibration)
 
     def _calibration(self, wanted: str, topology: TopologyDocument) -> Calibration | None:
         if wanted == "none":
@@ -151,7 +150,7 @@ class Jobs:
         plan, search_s = _timed(partial(make_plan, search.resolved, search.calibration))
         self._metrics.observe_plan(search_s)
         logger.info(
-            "plan %s: %s on %s: %s of %d candidates, %.3g s a step, found in %.2f s",
+            "plan %s: %r on %r: %s of %d candidates, %.3g s a step, found in %.2f s",
             plan.id,
             plan.model.name,
             plan.topology,
@@ -162,7 +161,7 @@ class Jobs:
         )
         return self._store.add_plan(
             key=search.key,
-            request=canonical_json(search.request),
+            request=canonical_json(_with_documents(search.resolved)),
             topology_hash=topology_fingerprint(search.resolved.topology),
             plan=plan,
             search_s=search_s,
@@ -171,15 +170,25 @@ class Jobs:
     def _calibrate(self, run: CalibrationRun) -> Calibration:
         check_run(self._measured(run))
         topology_hash = self._store.topology_hash_of_plan(run.plan_id)
-        runs = self._store.runs_on_topology(topology_hash)
-        if run not in runs:
-            runs.append(run)
+        runs = [*self._usable_runs(topology_hash, run), run]
         calibration = fit_calibration([self._measured(one) for one in runs])
         self._store.add_calibration(topology_hash=topology_hash, run=run, calibration=calibration)
         logger.info(
-            "calibration %s of %s from %d runs", calibration.id, calibration.topology, len(runs)
+            "calibration %s of %r from %d runs", calibration.id, calibration.topology, len(runs)
         )
         return calibration
+
+    def _usable_runs(self, topology_hash: str, new: CalibrationRun) -> Iterator[CalibrationRun]:
+        """Yield the stored runs on a topology but ``new``, if this version can still read them."""
+        for run in self._store.runs_on_topology(topology_hash):
+            if run == new:
+                continue
+            try:
+                check_run(self._measured(run))
+            except PlannerError as exc:
+                logger.warning("run of plan %s is left out: %s", run.plan_id, exc)
+            else:
+                yield run
 
     def _measured(self, run: CalibrationRun) -> Measured:
         plan = self._stored_plan(run.plan_id)
@@ -191,6 +200,12 @@ class Jobs:
         if stored is None:
             raise NotStoredError("plan", plan_id, "POST /plan makes one")
         return Plan.model_validate_json(stored.document)
+
+
+def _with_documents(resolved: ResolvedRequest) -> PlanRequest:
+    """Return the request with the topology and the model in place of their names."""
+    documents = {"topology": resolved.topology, "model": resolved.model}
+    return resolved.request.model_copy(update=documents)
 
 
 def build_fingerprint() -> str:

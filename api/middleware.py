@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import time
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -26,6 +25,7 @@ __all__ = [
 ]
 
 SESSION_COOKIE = "commplan_session"
+_MAX_LENGTH_DIGITS = 19
 _OPEN_PATHS = frozenset({"/healthz", "/login"})
 
 
@@ -91,12 +91,8 @@ class TokenGuard:
         # Starlette decodes headers as Latin-1, which gives back the bytes that were sent.
         if kind.lower() == "bearer" and token_matches(given.strip().encode("latin-1"), self.token):
             return True
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(SESSION_COOKIE)
-        except CookieError:
-            return False
-        expected = session_value(self.token)
-        return cookie is not None and token_matches(cookie.value.encode(), expected)
+        session = Request(scope).cookies.get(SESSION_COOKIE, "")
+        return token_matches(session.encode("latin-1"), session_value(self.token))
 
     def _refusal(self, request: Request) -> Response:
         """Return the login form to a browser, JSON to everyone else."""
@@ -151,7 +147,8 @@ class BodyLimit:
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
         announced = headers.get("content-length", "0")
-        if not announced.isdecimal() or int(announced) > self.max_body_bytes:
+        has_sane_length = announced.isdecimal() and len(announced) < _MAX_LENGTH_DIGITS
+        if not has_sane_length or int(announced) > self.max_body_bytes:
             return None
         parts: list[bytes] = []
         size = 0

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from planner.documents import explain_errors
@@ -44,7 +44,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(
         default=None, description="SQLAlchemy URL; null = SQLite in data_dir"
     )
-    max_body_bytes: int = Field(default=8_000_000, ge=1_000)
+    max_body_bytes: int = Field(default=16_000_000, ge=1_000)
     max_concurrent_plans: int = Field(default=2, ge=1, description="searches at the same time")
     max_waiting_plans: int = Field(default=32, ge=0, description="beyond it: 503, ask again")
     plan_time_limit_s: float = Field(
@@ -80,9 +80,11 @@ class Settings(BaseSettings):
             )
         return self
 
-    def resolved_database_url(self) -> str:
+    def resolved_database_url(self) -> URL:
         """Return the database URL, by default the SQLite file in ``data_dir``."""
-        return self.database_url or f"sqlite:///{self.data_dir / 'commplan.sqlite3'}"
+        if self.database_url is not None:
+            return make_url(self.database_url)
+        return URL.create("sqlite", database=str(self.data_dir / "commplan.sqlite3"))
 
 
 def load_settings() -> Settings:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import ForeignKey, String, Text, create_engine, event, func, select, text
-from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -56,7 +56,11 @@ class PlanRow(Base):
 
 
 class RequestRow(Base):
-    """A request, with its calibration resolved to an id, and the plan it led to."""
+    """A request and the plan it led to.
+
+    The document has the topology and the model in place of their names and the id of the
+    calibration that was used, so that another version resolves it to the same.
+    """
 
     __tablename__ = "requests"
 
@@ -109,13 +113,13 @@ class CalibrationRecord:
 class Store:
     """The database behind one application."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: URL) -> None:
         self._engine = _engine(url)
         try:
             Base.metadata.create_all(self._engine)
         except SQLAlchemyError as exc:
             raise InvalidInputError(
-                f"database {_without_password(url)} cannot be opened: {_reason(exc)}; check "
+                f"database {url.render_as_string()} cannot be opened: {_reason(exc)}; check "
                 "COMMPLAN_DATABASE_URL, or COMMPLAN_DATA_DIR and the rights on it",
                 where="database_url",
             ) from exc
@@ -255,17 +259,16 @@ class Store:
             return session.scalar(select(func.count()).select_from(PlanRow)) or 0
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: URL) -> Engine:
     """Return an engine; for SQLite also the folder of its file, and write-ahead logging."""
     try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed, pool_pre_ping=True)
-        Path(parsed.database or "").parent.mkdir(parents=True, exist_ok=True)
-        engine = create_engine(parsed)
+        if url.get_backend_name() != "sqlite":
+            return create_engine(url, pool_pre_ping=True)
+        Path(url.database or "").parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(url)
     except (ArgumentError, NoSuchModuleError, ImportError, OSError) as exc:
         raise InvalidInputError(
-            f"database {_without_password(url)} cannot be used: {_reason(exc)}",
+            f"database {url.render_as_string()} cannot be used: {_reason(exc)}",
             where="database_url",
         ) from exc
     event.listen(engine, "connect", _configure_sqlite)
@@ -289,13 +292,6 @@ def _stored(row: PlanRow | None) -> StoredPlan | None:
 
 def _now() -> datetime:
     return datetime.now(UTC).replace(tzinfo=None)
-
-
-def _without_password(url: str) -> str:
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return "URL"
 
 
 def _reason(exc: Exception) -> str:

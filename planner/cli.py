@@ -5,6 +5,7 @@ Documents go to stdout (``--json``), tables for people too; messages go to stder
 names, reads the environment and prints.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -15,25 +16,20 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from pydantic import BaseModel
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from planner import __version__
-from planner.calibrate.check import check_calibration, check_run
-from planner.calibrate.fit import Measured, fit_calibration
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
-from planner.model.blocks import parameter_count
 from planner.model.bundled import load_model, model_names
-from planner.plan import Calibration, CalibrationRun, Plan, StageMemory
+from planner.model.huggingface import model_from_config
+from planner.model.spec import ModelSpec
+from planner.plan import Calibration, CalibrationRun, Plan
 from planner.planning import build_problem, make_plan, resolve
 from planner.request import PlanRequest
-from planner.summary import Part, basis, headline, memory_parts, peak_stage, time_parts
+from planner.tables import show_fabric, show_model, show_models, show_plan, show_topologies
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
-from planner.topology.fabric import Fabric
-from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = ["app", "main"]
 
@@ -44,7 +40,8 @@ DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 # Width of tables where no terminal says its own.
 _PIPE_WIDTH: Final = 140
-_BAR_WIDTH: Final = 40
+# The runs of thousands of ranks have tens of megabytes; a device such as /dev/zero never ends.
+_MAX_FILE_BYTES: Final = 256_000_000
 
 app = typer.Typer(
     name="commplan",
@@ -157,13 +154,15 @@ def plan(
     fields["calibration"] = constants.id if constants else "none"
     resolved = resolve(validated(PlanRequest, fields))
     if constants is not None:
+        from planner.calibrate.check import check_calibration  # scipy doubles the start
+
         check_calibration(constants, resolved.topology.name)
     found = make_plan(resolved, constants)
     _write(output, found.model_dump_json(indent=2))
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
-        _show_plan(found)
+        show_plan(_console(), found)
 
 
 def _request_fields(request: str | None, **given: Any) -> dict[str, Any]:
@@ -219,100 +218,16 @@ def _constraint(text: str) -> tuple[str, Any]:
         return name.strip(), value.strip()
 
 
-def _show_plan(plan: Plan) -> None:
-    out, stage = _console(), peak_stage(plan)
-    out.print(headline(plan), style="bold", markup=False)
-    out.print(basis(plan), markup=False)
-    _show("one step", _time_table(plan))
-    _show(f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
-    _show("collectives", _collectives_table(plan))
-    _show("runners-up", _runners_up_table(plan))
-    rejected = _table("layouts>", "reason")
-    for item in plan.rejected:
-        rejected.add_row(f"{item.count:,}", escape(item.reason))
-    _show(f"rejected of {plan.num_candidates:,} layouts", rejected)
-    for assumption in plan.assumptions:
-        out.print(f"assumed: {assumption}", markup=False)
-    out.print(f"plan {plan.id}; --json or --output FILE gives the document", markup=False)
-
-
-def _time_table(plan: Plan) -> Table:
-    table = _table("part", "time>", "share>", "")
-    for part in time_parts(plan):
-        share = f"{100 * part.share:.1f} %"
-        table.add_row(part.label, format_seconds(part.amount), share, _bar(part))
-    return table
-
-
-def _memory_table(stage: StageMemory) -> Table:
-    table = _table("part", "size>", "")
-    for part in memory_parts(stage):
-        table.add_row(part.label, format_bytes(part.amount), _bar(part))
-    total = f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
-    table.add_row("total", total, "")
-    return table
-
-
-def _bar(part: Part) -> str:
-    return "#" * round(_BAR_WIDTH * part.share)
-
-
-def _collectives_table(plan: Plan) -> Table:
-    table = _table("axis", "operation", "ranks>", "size>", "algorithm", "time>", "runner-up")
-    for choice in plan.collectives:
-        runner_up = str(choice.runner_up or "none")
-        if choice.runner_up_s is not None:
-            runner_up += f" ({format_seconds(choice.runner_up_s)})"
-        table.add_row(
-            choice.axis,
-            choice.op,
-            str(choice.group_size),
-            format_bytes(choice.size_bytes),
-            choice.algorithm,
-            format_seconds(choice.predicted_s),
-            runner_up,
-        )
-    return table
-
-
-def _runners_up_table(plan: Plan) -> Table:
-    table = _table(
-        "layout", "micro-batch>", "recompute", "ZeRO>", "step>", "slower by>", "memory>", "why"
-    )
-    for other in plan.runners_up:
-        table.add_row(
-            str(other.layout),
-            str(other.micro_batch_size),
-            other.recompute,
-            str(other.zero_stage),
-            format_seconds(other.step_time_s),
-            f"{100 * other.slower_by:.1f} %",
-            format_bytes(other.peak_memory_bytes),
-            escape(other.why),
-        )
-    return table
-
-
 # ---------------------------------------------------------------------- topologies and models
 
 
 @topology_app.command("list")
 def list_topologies(*, as_json: JsonFlag = False) -> None:
     """List the bundled topologies."""
-    documents = [load_topology(name) for name in topology_names()]
     if as_json:
-        typer.echo(json.dumps([document.name for document in documents]))
-        return
-    table = _table("name", "device", "GPUs a node>", "nodes>", "description")
-    for document in documents:
-        table.add_row(
-            escape(document.name),
-            escape(document.device_name),
-            str(document.gpus_per_node),
-            f"1 to {document.max_nodes:,}",
-            escape(document.description),
-        )
-    _console().print(table)
+        typer.echo(json.dumps(topology_names()))
+    else:
+        show_topologies(_console(), [load_topology(name) for name in topology_names()])
 
 
 @topology_app.command("show")
@@ -323,81 +238,41 @@ def show_topology(
     as_json: JsonFlag = False,
 ) -> None:
     """Show a topology as the collectives see it; --json gives the document."""
-    document = _topology(name)
+    document = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
     fabric = compile_fabric(document, nodes)
     if as_json:
         typer.echo(document.model_dump_json(indent=2))
     else:
-        _show_fabric(document, fabric)
-
-
-def _topology(name: str) -> TopologyDocument:
-    if _is_file_name(name):
-        return _read(TopologyDocument, name)
-    return load_topology(name)
-
-
-def _show_fabric(document: TopologyDocument, fabric: Fabric) -> None:
-    table = _table("level", "kind", "GPUs of a unit>", "per GPU, one way>", "latency>", "source")
-    for level in fabric.levels:
-        table.add_row(
-            level.name,
-            level.kind,
-            f"{level.unit_size:,}",
-            format_rate(level.bytes_per_s, "B/s"),
-            format_seconds(level.alpha_s),
-            escape(level.source),
-        )
-    out = _console()
-    out.print(
-        f"{document.name}: {fabric.num_gpus // fabric.gpus_per_node:,} nodes, "
-        f"{fabric.num_gpus:,} x {document.device_name}",
-        style="bold",
-        markup=False,
-    )
-    out.print(table)
-    for assumption in document.assumptions:
-        out.print(f"assumed: {assumption}", markup=False)
+        show_fabric(_console(), document, fabric)
 
 
 @model_app.command("list")
 def list_models(*, as_json: JsonFlag = False) -> None:
     """List the bundled models."""
-    specs = {name: load_model(name) for name in model_names()}
     if as_json:
-        typer.echo(json.dumps(list(specs)))
-        return
-    table = _table("name", "parameters>", "active>", "layers>", "hidden size>", "experts>")
-    for name, spec in specs.items():
-        table.add_row(
-            escape(name),
-            format_count(parameter_count(spec)),
-            format_count(parameter_count(spec, active=True)),
-            str(spec.num_layers),
-            str(spec.hidden_size),
-            "" if spec.experts is None else f"{spec.experts.top_k} of {spec.experts.num_experts}",
-        )
-    _console().print(table)
+        typer.echo(json.dumps(model_names()))
+    else:
+        show_models(_console(), {name: load_model(name) for name in model_names()})
 
 
 @model_app.command("show")
-def show_model(
-    name: Annotated[str, typer.Argument(help="Bundled name.")], *, as_json: JsonFlag = False
+def show_one_model(
+    name: Annotated[str, typer.Argument(help="Bundled name, or a JSON file (config.json).")],
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show a model; --json gives its spec."""
-    spec = load_model(name)
+    field = _model_field(name)
+    if isinstance(field, str):
+        spec = load_model(field)
+    elif isinstance(field, dict) and "huggingface" in field:
+        spec = model_from_config(field["huggingface"], field["name"])
+    else:
+        spec = validated(ModelSpec, field, source=name)
     if as_json:
         typer.echo(spec.model_dump_json(indent=2))
-        return
-    out = _console()
-    out.print(f"{name}: {format_count(parameter_count(spec))} parameters", style="bold")
-    table = _table("field", "value")
-    for field, value in spec.model_dump(mode="json", exclude={"name", "assumptions"}).items():
-        text = json.dumps(value)
-        table.add_row(field, escape(text if len(text) <= 100 else text[:97] + "..."))
-    out.print(table)
-    for assumption in spec.assumptions:
-        out.print(f"assumed: {assumption}", markup=False)
+    else:
+        show_model(_console(), spec)
 
 
 # -------------------------------------------------------------------------- calibrate and serve
@@ -416,6 +291,9 @@ def calibrate(
 
     A plan on a topology or model of your own needs its file again.
     """
+    from planner.calibrate.check import check_run  # scipy doubles the start of other commands
+    from planner.calibrate.fit import Measured, fit_calibration
+
     timed = _read(Plan, plan_file)
     ranks, per_node = timed.layout.world_size, timed.ranks.ranks_per_node
     fields = {
@@ -499,20 +377,24 @@ def _welcome(host: str, port: int, *, has_token: bool) -> str:
 
 def _is_file_name(text: str) -> bool:
     """Return whether a name means a file: ``-``, with a folder, ending in .json, or there."""
-    return text == "-" or "/" in text or text.endswith(".json") or Path(text).is_file()
+    return text == "-" or "/" in text or text.endswith(".json") or os.path.isfile(text)
 
 
 def _read_json(name: str) -> Any:
     """Return the JSON in a file, or on stdin for ``-``.
 
     Raises:
-        InvalidInputError: The file cannot be read, or holds no JSON.
+        InvalidInputError: The file cannot be read, is absurdly large, or holds no JSON.
     """
     try:
-        text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with contextlib.ExitStack() as stack:
+            file = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
+            text = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else exc
         raise InvalidInputError(f"{name}: cannot be read: {reason}", where=name) from exc
+    if len(text) > _MAX_FILE_BYTES:
+        raise InvalidInputError(f"{name}: larger than {_MAX_FILE_BYTES} bytes", where=name)
     return parse_json(text, source=name)
 
 
@@ -532,24 +414,6 @@ def _write(path: Path | None, document: str) -> None:
 
 def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-
-
-def _show(title: str, table: Table) -> None:
-    out = _console()
-    out.print(f"\n{title}", style="bold", markup=False)
-    out.print(table)
-
-
-def _table(*columns: str) -> Table:
-    """Return an empty table; columns whose name ends in ``>`` hold numbers, aligned right."""
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(
-            column.removesuffix(">"),
-            justify="right" if column.endswith(">") else "left",
-            no_wrap=column.endswith(">"),
-        )
-    return table
 
 
 def _say(message: str) -> None:

@@ -5,6 +5,7 @@ so that a mistake reads the same on the command line and over REST.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn, TypeVar
@@ -21,6 +22,9 @@ MAX_DEPTH: Final = 64
 # Longer integers are never a count of anything; CPython itself stops at 4300 digits.
 MAX_INTEGER_DIGITS: Final = 30
 _MAX_SHOWN_ERRORS: Final = 4
+
+# How pydantic's messages begin: "Input should", "String should", ...
+_SUBJECT: Final = re.compile(r"^[A-Z][a-z]+ should")
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -193,7 +197,7 @@ def _sentence(path: str, error: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         return f"{where} is not a known field; remove it or check its spelling"
     message = error["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should", "must").replace("must be a valid", "must be a")
+    message = _SUBJECT.sub("must", message).replace("must be a valid", "must be a")
     message = message.replace("must be a integer", "must be an integer").split(", unable to")[0]
     if kind in ("value_error", "assertion_error"):
         return f"{where}: {message}" if path else message

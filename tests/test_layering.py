@@ -32,6 +32,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "search",
         "calibrate validate",
         "planning summary",
+        "tables",
         "cli",
     )
 )

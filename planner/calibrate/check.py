@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from planner.calibrate.fit import Measured
+from planner.calibrate.fit import Measured, plan_candidate
 from planner.cost.collectives import legal_algorithms
 from planner.errors import InvalidInputError
 from planner.plan import Calibration, CollectiveTiming, RankTimings, document_hash
@@ -31,12 +31,20 @@ def check_calibration(calibration: Calibration, topology: str) -> None:
 
 
 def check_run(measured: Measured) -> None:
-    """Return if the run is of this very plan, with figures that a clock can give.
+    """Return if plan and problem are of one model, the run of this very plan, its figures sane.
 
     Raises:
         InvalidInputError: ``where`` is the path in the run.
     """
     plan, run = measured.plan, measured.run
+    if (fingerprint := document_hash(measured.problem.model)) != plan.model.fingerprint:
+        raise InvalidInputError(
+            f"plan {plan.id} is for {plan.model.name!r} with fingerprint {plan.model.fingerprint}, "
+            f"got {measured.problem.model.name!r} with {fingerprint}; give the model that was "
+            "planned",
+            where="model",
+        )
+    plan_candidate(measured.problem, plan)
     needed = {
         "plan_hash": (run.plan_hash, document_hash(plan)),
         "topology": (run.topology, plan.topology),

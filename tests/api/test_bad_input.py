@@ -166,6 +166,15 @@ def test_a_body_over_the_limit_is_413_when_sent_in_chunks(service: httpx.Client)
     check_error(service.post("/plan", content=chunks(), headers=JSON), 413)
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "99999999999", "-1", "x", "²"])
+def test_an_absurd_announced_length_is_413(client: Client, length: str) -> None:
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", length.encode("latin-1")),
+    ]
+    check_error(client.request("POST", "/plan", headers=headers), 413)
+
+
 def test_a_chunked_body_below_the_limit_is_planned(service: httpx.Client) -> None:
     def chunks() -> Iterator[bytes]:
         for character in json.dumps(plan_request()):

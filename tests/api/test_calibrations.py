@@ -7,7 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.plan import Calibration, Plan
+import api.jobs
+from planner.calibrate.check import check_run
+from planner.calibrate.fit import Measured
+from planner.errors import InvalidInputError
+from planner.plan import Calibration, Plan, document_hash
 from tests.api.conftest import Client, plan_request
 from tests.timed import made_up_run
 
@@ -81,6 +85,21 @@ def test_runs_of_several_plans_on_a_topology_are_fitted_together(client: Client)
     other = planned(client, training=training, calibration="none")
     second = calibrated(client, other)
     assert set(first.run_hashes) < set(second.run_hashes)
+
+
+def test_a_stored_run_that_this_version_cannot_read_is_left_out(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(client)
+    [old] = calibrated(client, plan).run_hashes
+
+    def checked(measured: Measured) -> None:
+        if document_hash(measured.run) == old:
+            raise InvalidInputError("of another time")
+        check_run(measured)
+
+    monkeypatch.setattr(api.jobs, "check_run", checked)
+    assert old not in calibrated(client, plan, compute_s=0.7).run_hashes
 
 
 def test_the_same_run_twice_is_one_run(client: Client) -> None:

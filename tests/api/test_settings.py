@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from api.settings import Settings, load_settings
+from api.store import Store
 from planner.errors import InvalidInputError
 from tests.api.conftest import REPO
 
@@ -22,7 +23,13 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_defaults_are_this_machine_only_and_a_file_in_data() -> None:
     settings = load_settings()
     assert (settings.host, settings.port, settings.token) == ("127.0.0.1", 8000, None)
-    assert settings.resolved_database_url() == "sqlite:///data/commplan.sqlite3"
+    assert str(settings.resolved_database_url()) == "sqlite:///data/commplan.sqlite3"
+
+
+def test_the_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "50% of what? #1 @home"
+    Store(Settings(data_dir=folder).resolved_database_url()).close()
+    assert [file.name for file in folder.iterdir()] == ["commplan.sqlite3"]
 
 
 def test_the_environment_is_read_and_the_own_name_wins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,8 @@ def test_a_request_file_is_read_and_options_override_it(run: Run, tmp_path: Path
     file.write_text(json.dumps(request))
     as_file = Plan.model_validate_json(run("plan", "--request", str(file), "--json")[1])
     assert as_file == Plan.model_validate_json(run(*PLAN, "--json")[1])
-    longer = Plan.model_validate_json(run("plan", "-r", str(file), "-s", "64", "--json")[1])
-    assert (longer.training.seq_len, longer.training.global_batch_size) == (64, 16)
+    shorter = Plan.model_validate_json(run("plan", "-r", str(file), "-s", "64", "--json")[1])
+    assert (shorter.training.seq_len, shorter.training.global_batch_size) == (64, 16)
     done = run_process("plan", "--request", "-", "--json", input=json.dumps(request))
     assert Plan.model_validate_json(done.stdout) == as_file
 
@@ -147,6 +147,7 @@ def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Pat
     status, out, err = run(*PLAN, "--model", str(config), "--json")
     assert status == 0, err
     assert Plan.model_validate_json(out).model.name == "tiny-llama"
+    assert "tiny-llama" in run("model", "show", str(config))[1]
 
 
 # -------------------------------------------------------------------------------- bad input
@@ -165,13 +166,17 @@ def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Pat
         ([*PLAN, "--model", "lama"], "nearest"),
         ([*PLAN, "--model", "/nowhere/config.json"], "No such file"),
         ([*PLAN, "--topology", "/"], "directory"),
+        ([*PLAN, "--topology", "x" * 5000], "topology must have at most 120 characters"),
+        ([*PLAN, "--topology", "x" * 5000 + ".json"], "too long"),
+        ([*PLAN, "--topology", "\udcff"], "topology"),
+        (["plan", "--request", "/dev/zero"], "larger than"),
         ([*PLAN, "--calibration", "missing.json"], "missing.json"),
         ([*PLAN, "--calibration", "latest"], "latest"),
         ([*PLAN, "--output", "/nowhere/plan.json"], "cannot be written"),
         (["plan", "--request", "/dev/null"], "not valid JSON"),
         (["topology", "show", "dgx"], "nearest"),
         (["topology", "show", "dgx-h100", "--nodes", "5000"], "4096"),
-        (["model", "show", "../secrets"], "no model"),
+        (["model", "show", "../secrets"], "No such file"),
         (["calibrate", "--plan", "missing.json", "run.json"], "missing.json"),
         (["serve", "--port", "0"], "port"),
     ],
@@ -226,7 +231,7 @@ def test_topologies_are_listed_and_shown(run: Run) -> None:
         assert name in table
         document = run("topology", "show", name, "--json")[1]
         assert TopologyDocument.model_validate_json(document).name == name
-    assert "512 x" in run("topology", "show", "dgx-h100", "--nodes", "64")[1]
+    assert "512 ranks" in run("topology", "show", "dgx-h100", "--nodes", "64")[1]
 
 
 def test_models_are_listed_and_shown(run: Run) -> None:
@@ -262,6 +267,17 @@ def test_a_calibration_of_another_cluster_is_refused(run: Run, tmp_path: Path) -
     status, out, err = run(*PLAN, "--calibration", str(file))
     assert (status, out) == (2, "")
     assert "'dgx-h100'" in err
+
+
+def test_calibrate_refuses_another_model(run: Run, tmp_path: Path) -> None:
+    plan_file, run_file = tmp_path / "plan", tmp_path / "run"
+    run(*PLAN, "--output", str(plan_file))
+    plan = Plan.model_validate_json(plan_file.read_text())
+    run_file.write_text(made_up_run(plan).model_dump_json())
+    fit = ["calibrate", "--plan", str(plan_file), str(run_file), "--model", "llama3-8b"]
+    status, out, err = run(*fit)
+    assert (status, out) == (2, "")
+    assert "fingerprint" in err
 
 
 def test_calibrate_refuses_a_run_of_another_plan(run: Run, tmp_path: Path) -> None:

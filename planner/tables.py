@@ -1,0 +1,181 @@
+"""Plans, topologies and models as tables for people; ``rich`` lays them out."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planner.model.blocks import parameter_count
+from planner.model.spec import ModelSpec
+from planner.plan import Plan, StageMemory
+from planner.summary import Part, basis, headline, memory_parts, peak_stage, time_parts
+from planner.topology.document import TopologyDocument
+from planner.topology.fabric import Fabric
+from planner.units import format_bytes, format_count, format_rate, format_seconds
+
+__all__ = ["show_fabric", "show_model", "show_models", "show_plan", "show_topologies"]
+
+_BAR_WIDTH: Final = 40
+_MAX_VALUE_LENGTH: Final = 100
+
+
+def show_plan(out: Console, plan: Plan) -> None:
+    """Print a plan: the answer, then where time and memory go, then why not the others."""
+    stage = peak_stage(plan)
+    out.print(headline(plan), style="bold", markup=False)
+    out.print(basis(plan), markup=False)
+    _show(out, "one step", _time_table(plan))
+    _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
+    _show(out, "collectives", _collectives_table(plan))
+    _show(out, "runners-up", _runners_up_table(plan))
+    rejected = _table("layouts>", "reason")
+    for item in plan.rejected:
+        rejected.add_row(f"{item.count:,}", escape(item.reason))
+    _show(out, f"rejected of {plan.num_candidates:,} layouts", rejected)
+    _show_assumptions(out, plan.assumptions)
+    out.print(f"plan {plan.id}; --json or --output FILE gives the document", markup=False)
+
+
+def show_topologies(out: Console, documents: Iterable[TopologyDocument]) -> None:
+    """Print one line for each topology."""
+    table = _table("name", "device", "GPUs a node>", "nodes>", "description")
+    for document in documents:
+        table.add_row(
+            escape(document.name),
+            escape(document.device_name),
+            str(document.gpus_per_node),
+            f"1 to {document.max_nodes:,}",
+            escape(document.description),
+        )
+    out.print(table)
+
+
+def show_fabric(out: Console, document: TopologyDocument, fabric: Fabric) -> None:
+    """Print the levels of a topology as the collectives see them."""
+    table = _table("level", "kind", "GPUs of a unit>", "per GPU, one way>", "latency>", "source")
+    for level in fabric.levels:
+        table.add_row(
+            escape(level.name),
+            level.kind,
+            f"{level.unit_size:,}",
+            format_rate(level.bytes_per_s, "B/s"),
+            format_seconds(level.alpha_s),
+            escape(level.source),
+        )
+    num_nodes = fabric.num_gpus // fabric.gpus_per_node
+    title = (
+        f"{document.name}: {num_nodes:,} nodes, {fabric.num_gpus:,} ranks on {document.device_name}"
+    )
+    out.print(title, style="bold", markup=False)
+    out.print(table)
+    _show_assumptions(out, document.assumptions)
+
+
+def show_models(out: Console, specs: Mapping[str, ModelSpec]) -> None:
+    """Print one line for each model."""
+    table = _table("name", "parameters>", "active>", "layers>", "hidden size>", "experts>")
+    for name, spec in specs.items():
+        table.add_row(
+            escape(name),
+            format_count(parameter_count(spec)),
+            format_count(parameter_count(spec, active=True)),
+            str(spec.num_layers),
+            str(spec.hidden_size),
+            "" if spec.experts is None else f"{spec.experts.top_k} of {spec.experts.num_experts}",
+        )
+    out.print(table)
+
+
+def show_model(out: Console, spec: ModelSpec) -> None:
+    """Print the fields of a model."""
+    title = f"{spec.name}: {format_count(parameter_count(spec))} parameters"
+    out.print(title, style="bold", markup=False)
+    table = _table("field", "value")
+    for field, value in spec.model_dump(mode="json", exclude={"name", "assumptions"}).items():
+        text = json.dumps(value)
+        is_long = len(text) > _MAX_VALUE_LENGTH
+        table.add_row(field, escape(text[: _MAX_VALUE_LENGTH - 3] + "..." if is_long else text))
+    out.print(table)
+    _show_assumptions(out, spec.assumptions)
+
+
+def _time_table(plan: Plan) -> Table:
+    table = _table("part", "time>", "share>", "")
+    for part in time_parts(plan):
+        share = f"{100 * part.share:.1f} %"
+        table.add_row(part.label, format_seconds(part.amount), share, _bar(part))
+    return table
+
+
+def _memory_table(stage: StageMemory) -> Table:
+    table = _table("part", "size>", "")
+    for part in memory_parts(stage):
+        table.add_row(part.label, format_bytes(part.amount), _bar(part))
+    total = f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
+    table.add_row("total", total, "")
+    return table
+
+
+def _bar(part: Part) -> str:
+    return "#" * round(_BAR_WIDTH * part.share)
+
+
+def _collectives_table(plan: Plan) -> Table:
+    table = _table("axis", "operation", "ranks>", "size>", "algorithm", "time>", "runner-up")
+    for choice in plan.collectives:
+        runner_up = str(choice.runner_up or "none")
+        if choice.runner_up_s is not None:
+            runner_up += f" ({format_seconds(choice.runner_up_s)})"
+        table.add_row(
+            choice.axis,
+            choice.op,
+            str(choice.group_size),
+            format_bytes(choice.size_bytes),
+            choice.algorithm,
+            format_seconds(choice.predicted_s),
+            runner_up,
+        )
+    return table
+
+
+def _runners_up_table(plan: Plan) -> Table:
+    table = _table(
+        "layout", "micro-batch>", "recompute", "ZeRO>", "step>", "slower by>", "memory>", "why"
+    )
+    for other in plan.runners_up:
+        table.add_row(
+            str(other.layout),
+            str(other.micro_batch_size),
+            other.recompute,
+            str(other.zero_stage),
+            format_seconds(other.step_time_s),
+            f"{100 * other.slower_by:.1f} %",
+            format_bytes(other.peak_memory_bytes),
+            escape(other.why),
+        )
+    return table
+
+
+def _show(out: Console, title: str, table: Table) -> None:
+    out.print(f"\n{title}", style="bold", markup=False)
+    out.print(table)
+
+
+def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:
+    for assumption in assumptions:
+        out.print(f"assumed: {assumption}", markup=False)
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table; columns whose name ends in ``>`` hold numbers, aligned right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column.removesuffix(">"),
+            justify="right" if column.endswith(">") else "left",
+            no_wrap=column.endswith(">"),
+        )
+    return table
