@@ -233,10 +233,6 @@ def _price_chunk(problem: Problem, c: Candidates, table: Column) -> Priced:
     waiting = slowest[:, 1:_IDLE].sum(axis=1)
     host = _host_share(problem, c)
     loop = step_s(
-        c.schedule,
-        c.pp,
-        m,
-        c.virtual_stages,
         StageSeconds(
             slowest_compute=slowest[:, 0],
             slowest_waiting=waiting,
@@ -246,6 +242,10 @@ def _price_chunk(problem: Problem, c: Candidates, table: Column) -> Priced:
             send=send,
         ),
         host,
+        c.schedule,
+        c.pp,
+        m,
+        c.virtual_stages,
     )
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
     compute = np.minimum(m * slowest[:, 0] * host.load, loop - m * waiting - filled)

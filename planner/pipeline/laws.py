@@ -63,12 +63,12 @@ class HostShare:
 
 
 def step_s(
+    stage: StageSeconds,
+    host: HostShare,
     schedule: Column,
     pp: Column,
     num_micro_batches: Column,
     virtual_stages: Column,
-    stage: StageSeconds,
-    host: HostShare,
 ) -> Column:
     """Return seconds of all micro-batches, shape [rows].
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from planner.constants import COLLECTIVE_LAUNCH_S
 from planner.cost.collectives import (
+    Terms,
     achieved_bytes_per_s,
     choose,
     collective_terms,
@@ -17,6 +18,7 @@ from planner.cost.collectives import (
 )
 from planner.layout.groups import lay_group
 from planner.plan import Algorithm, Collective
+from planner.topology.fabric import Fabric
 from tests.unit.problems import NVLINK, RAIL, fabric
 
 OPS: tuple[Collective, ...] = (
@@ -31,7 +33,14 @@ PAIRS = [(op, algorithm) for op in OPS for algorithm in legal_algorithms(fabric(
 GROUPS = [(1, 1), (2, 1), (8, 1), (2, 8), (8, 8), (64, 1), (16, 4), (512, 8), (6, 1)]
 
 
-def seconds(op, algorithm, degree, stride, size, on=None):  # type: ignore[no-untyped-def]
+def seconds(
+    op: Collective,
+    algorithm: Algorithm,
+    degree: int,
+    stride: int,
+    size: float,
+    on: Fabric | None = None,
+) -> Terms:
     where = on or fabric(4096)
     group = lay_group(where, np.array([degree]), np.array([stride]))
     return collective_terms(op, algorithm, where, group, np.array([float(size)]))
@@ -103,14 +112,16 @@ def test_ring_bus_bandwidth_is_the_links_when_latency_is_nothing() -> None:
 
 def test_an_all_reduce_on_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None:
     for group in GROUPS[1:]:
-        parts = [seconds(op, "ring", *group, 1e8) for op in ("reduce_scatter", "all_gather")]
+        halves: tuple[Collective, ...] = ("reduce_scatter", "all_gather")
+        parts = [seconds(op, "ring", *group, 1e8) for op in halves]
         whole = seconds("all_reduce", "ring", *group, 1e8)
         assert whole.transfer_s[0] == pytest.approx(sum(p.transfer_s[0] for p in parts))
         assert whole.latency_s[0] == pytest.approx(sum(p.latency_s[0] for p in parts))
 
 
 def test_hierarchical_on_one_level_is_flat() -> None:
-    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+    ops: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+    for op in ops:
         flat = seconds(op, "ring", 8, 1, 1e8)
         nested = seconds(op, "hierarchical", 8, 1, 1e8)
         assert nested.transfer_s[0] == pytest.approx(flat.transfer_s[0])

@@ -1,11 +1,12 @@
 """Axes on levels against an enumeration of every rank."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
-from planner.layout.candidates import on_distinct
+from planner.layout.candidates import Candidates, Column, on_distinct
 from planner.layout.groups import axis_group, inner_group, lay_group, outer_group
 from planner.plan import AXES, Layout, groups
 from planner.topology.fabric import Level
@@ -67,15 +68,13 @@ def test_distinct_columns_give_what_the_direct_call_gives() -> None:
     rng = np.random.default_rng(0)
     template = row()
     many = template.take(np.zeros(5000, dtype=int))
-    from dataclasses import replace
-
     many = replace(
         many,
         tp=rng.choice([1, 2, 4, 8], 5000),
         micro_batch_size=rng.choice([1, 2, 1_000_000_007], 5000),
     )
 
-    def function(c):  # type: ignore[no-untyped-def]
+    def function(c: Candidates) -> list[Column]:
         return [c.tp * 1.5 + c.micro_batch_size, c.tp - c.micro_batch_size]
 
     direct = function(many)

@@ -1,6 +1,7 @@
 """Pipeline laws against the orders, played out."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def law(
         send=np.array([send]),
     )
     columns = (SCHEDULES.index(schedule), ranks, micro_batches, len(forward) // ranks)
-    return float(step_s(*(np.array([c]) for c in columns), stage, host)[0])
+    return float(step_s(stage, host, *(np.array([c]) for c in columns))[0])
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -100,11 +101,11 @@ def law(
 def test_even_stages_within_one_percent(
     schedule: ScheduleName, ranks: int, micro_batches: int, send: float
 ) -> None:
-    stages = {"forward": [1.0] * ranks, "backward": [2.0] * ranks}
-    counts = {"micro_batches": micro_batches, "ranks": ranks, "send": send}
-    played = play(schedule, **stages, **counts)  # type: ignore[arg-type]
+    stages: dict[str, Any] = {"forward": [1.0] * ranks, "backward": [2.0] * ranks}
+    counts: dict[str, Any] = {"micro_batches": micro_batches, "ranks": ranks, "send": send}
+    played = play(schedule, **stages, **counts)
     tolerance = 0.01 if schedule == "1f1b" or send == 0 else 0.05
-    assert law(schedule, **stages, **counts) == pytest.approx(played, rel=tolerance)  # type: ignore[arg-type]
+    assert law(schedule, **stages, **counts) == pytest.approx(played, rel=tolerance)
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches", "expected"), [(4, 8, 0.375), (8, 16, 7 / 16)])
@@ -124,9 +125,9 @@ def test_published_bubbles(
 def test_interleaving_is_exact(ranks: int, chunks: int, micro_batches: int, send: float) -> None:
     stages = ranks * chunks
     forward, backward = [1.0 / chunks] * stages, [2.0 / chunks] * stages
-    counts = {"micro_batches": micro_batches, "ranks": ranks, "send": send}
-    played = play("interleaved_1f1b", forward, backward, **counts)  # type: ignore[arg-type]
-    found = law("interleaved_1f1b", forward, backward, **counts)  # type: ignore[arg-type]
+    counts: dict[str, Any] = {"micro_batches": micro_batches, "ranks": ranks, "send": send}
+    played = play("interleaved_1f1b", forward, backward, **counts)
+    found = law("interleaved_1f1b", forward, backward, **counts)
     assert found == pytest.approx(played, rel=1e-9 if send == 0 else 0.02)
 
 
@@ -137,7 +138,7 @@ def test_uneven_stages_stay_within_a_few_percent() -> None:
         ranks, micro_batches = int(rng.integers(2, 7)), int(rng.integers(8, 24))
         forward = list(rng.uniform(0.8, 1.2, ranks))
         backward = [2 * f for f in forward]
-        counts = {"micro_batches": micro_batches, "ranks": ranks}
+        counts: dict[str, Any] = {"micro_batches": micro_batches, "ranks": ranks}
         played = play("1f1b", forward, backward, **counts)
         errors.append(law("1f1b", forward, backward, **counts) / played - 1)
     assert np.quantile(np.abs(errors), 0.95) < 0.05
@@ -147,7 +148,7 @@ def test_uneven_stages_stay_within_a_few_percent() -> None:
 @pytest.mark.parametrize(("ranks", "cores"), [(2, 1), (4, 2), (4, 3), (2, 2)])
 def test_ranks_that_share_cores(micro_batches: int, ranks: int, cores: int) -> None:
     """A rank that waits frees its core for another."""
-    stages = {"forward": [1.0] * ranks, "backward": [2.0] * ranks}
+    stages: dict[str, Any] = {"forward": [1.0] * ranks, "backward": [2.0] * ranks}
     played = play("1f1b", **stages, micro_batches=micro_batches, ranks=ranks, cores=cores)
     host = HostShare(ranks / cores, np.array([ranks]))
     found = law("1f1b", **stages, micro_batches=micro_batches, ranks=ranks, host=host)

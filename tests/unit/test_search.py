@@ -1,11 +1,14 @@
 """The space against an enumeration, and the search against pricing everything."""
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.cost.memory import memory
+from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
@@ -16,7 +19,7 @@ from planner.search.space import divisors, enumerate_candidates, pipelines
 from tests.unit.problems import fabric, problem, row
 
 
-def small(name: str = "llama3-8b", gpus: int = 16, **training):  # type: ignore[no-untyped-def]
+def small(name: str = "llama3-8b", gpus: int = 16, **training: Any) -> Problem:
     return problem(
         name,
         on=fabric(gpus),
@@ -106,8 +109,6 @@ def test_timed_ops_add_up_to_the_breakdown() -> None:
 
 
 def test_a_slower_network_never_helps() -> None:
-    from dataclasses import replace
-
     base = small("mixtral-8x7b")
     many = enumerate_candidates(base, Constraints()).candidates
     levels = tuple(

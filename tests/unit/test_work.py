@@ -17,7 +17,7 @@ from planner.cost.work import (
     stage_send,
 )
 from planner.layout.candidates import Candidates
-from planner.model.blocks import layer_kinds, model_flop_per_token
+from planner.model.blocks import layer_kinds, model_flop_per_token, parameter_count
 from planner.model.bundled import model_names
 from planner.model.spec import Attention, FeedForward, MixtureOfExperts, ModelSpec
 from planner.plan import Axis
@@ -105,8 +105,6 @@ def test_data_parallel_volume(zero: int, per_parameter: float) -> None:
     base = oracle()
     axis: Axis = "dp_shard_cp" if zero else "dp_cp"
     received = received_bytes(rank_work(base, one), one, axis)
-    from planner.model.blocks import parameter_count
-
     expected = per_parameter * parameter_count(base.model) * (n - 1) / n
     assert received == pytest.approx(expected, rel=1e-9)
 
@@ -114,8 +112,6 @@ def test_data_parallel_volume(zero: int, per_parameter: float) -> None:
 def test_hybrid_sharding_reduces_shards_over_replicas() -> None:
     one = row(dp_shard=4, dp_replicate=2, zero_stage=3)
     base = oracle()
-    from planner.model.blocks import parameter_count
-
     received = received_bytes(rank_work(base, one), one, "dp_replicate")
     assert received == pytest.approx(2 * 1 / 2 * 4 * parameter_count(base.model) / 4)
 
@@ -137,7 +133,7 @@ def test_flop_of_a_step_is_the_models(name: str) -> None:
     one = row()
     total = cores = 0.0
     for kind in (*layer_kinds(base.model), "head"):
-        ops = block_work(base, one, kind)  # type: ignore[arg-type]
+        ops = block_work(base, one, kind)
         total += matmul_flop(ops)
         cores += sum(
             float(op.flop[0])
