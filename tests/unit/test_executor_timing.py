@@ -1,0 +1,90 @@
+"""The recorder counts blocked time once and leaves torch as it found it."""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
+from torch.distributed import distributed_c10d as c10d
+
+from executor.mesh import build_mesh
+from executor.timing import CallKey, Recorder
+from planner.plan import Plan
+from tests.dist.plans import make_plan
+
+KEY = CallKey("dp_cp", "all_reduce", "ring", 4096, 4)
+
+
+def recorder_of(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
+    mesh = build_mesh(plan, rank=0, timeout=timedelta(seconds=1))
+    return Recorder(plan, mesh, backend="gloo")
+
+
+class SlowWork:
+    """Stands for torch's handle of a message: done 20 ms after somebody waits."""
+
+    def wait(self) -> bool:
+        time.sleep(0.02)
+        return True
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_calls_are_listed_by_key_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorder_of(make_plan(dp=4), monkeypatch)
+    for _ in range(3):
+        with recorder.call(KEY):
+            time.sleep(0.001)
+    [timing] = recorder.timings()
+    assert (timing.axis, timing.size_bytes, len(timing.seconds)) == ("dp_cp", 4096, 3)
+    assert recorder.blocked_s == pytest.approx(sum(timing.seconds), rel=0.2)
+    recorder.clear()
+    assert recorder.timings() == ()
+    assert recorder.blocked_s == 0
+
+
+def test_a_message_lasts_from_the_call_and_blocks_in_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = recorder_of(make_plan(pp=2), monkeypatch)
+    sent: list[Any] = []
+
+    def isend(tensor: torch.Tensor, **kwargs: Any) -> SlowWork:
+        sent.append(kwargs)
+        return SlowWork()
+
+    monkeypatch.setattr(dist, "isend", isend)
+    with recorder.watching():
+        work = dist.isend(torch.zeros(8), group_dst=1)
+        assert work is not None
+        assert not work.is_completed()
+        time.sleep(0.05)  # the rank computes while the message is on its way
+        work.wait()
+        work.wait()
+    [timing] = recorder.timings()
+    assert (timing.op, timing.size_bytes, timing.group_size) == ("send_recv", 32, 2)
+    assert len(timing.seconds) == 1, "a second wait is no second message"
+    assert timing.seconds[0] >= 0.07
+    assert 0.02 <= recorder.blocked_s < timing.seconds[0] - 0.04
+    assert sent == [{"group_dst": 1}]
+
+
+def test_torch_is_left_as_it_was_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorder_of(make_plan(dp=4), monkeypatch)
+    before = (funcol.all_reduce, dist.isend, dist.irecv, c10d.isend, c10d.irecv)
+    with pytest.raises(RuntimeError, match="lost"), recorder.watching():
+        assert funcol.all_reduce is not before[0]
+        raise RuntimeError("lost")
+    assert (funcol.all_reduce, dist.isend, dist.irecv, c10d.isend, c10d.irecv) == before
+
+
+def test_on_gloo_a_library_call_is_a_ring_whatever_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = recorder_of(make_plan(dp=4, gradient_algorithm="tree"), monkeypatch)
+    assert recorder.algorithm_that_runs("dp_cp", "all_reduce", 4096) == "ring"
