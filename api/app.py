@@ -13,6 +13,7 @@ from api.metrics import Metrics
 from api.middleware import BodyLimit, Metered, TokenGuard
 from api.pages import Pages
 from api.routes import calibrations, health, models, page, plans, topologies
+from api.schemas import ErrorAnswer
 from api.settings import Settings, load_settings
 from api.store import Store
 from planner import __version__
@@ -40,6 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="Which layout and which collectives for a training job, how fast, and why.",
         docs_url=None,  # FastAPI's page loads scripts from a CDN; a head node may reach none
         redoc_url=None,
+        responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
         middleware=_middleware(settings, metrics, pages),
         lifespan=_closing(jobs, store),
     )

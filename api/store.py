@@ -6,6 +6,7 @@ default, any SQLAlchemy URL otherwise. Methods block; the service calls them fro
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 # SQLite waits this long for another writer (several replicas on one file).
 _BUSY_TIMEOUT_MS: Final = 30_000
+_CREATE_ATTEMPTS: Final = 10
+_CREATE_PAUSE_S: Final = 0.02
 # Ids are hexadecimal; what else may stand in a URL never reaches the database.
 _ID: Final = re.compile("[0-9A-Za-z_-]{1,64}")
 
@@ -116,7 +119,7 @@ class Store:
     def __init__(self, url: URL) -> None:
         self._engine = _engine(url)
         try:
-            Base.metadata.create_all(self._engine)
+            _create_tables(self._engine)
         except SQLAlchemyError as exc:
             raise InvalidInputError(
                 f"database {url.render_as_string()} cannot be opened: {_reason(exc)}; check "
@@ -273,6 +276,23 @@ def _engine(url: URL) -> Engine:
         ) from exc
     event.listen(engine, "connect", _configure_sqlite)
     return engine
+
+
+def _create_tables(engine: Engine) -> None:
+    """Create the tables that are not there yet, also while other replicas do the same.
+
+    Looking and creating are two steps, and no database does both in one for every URL: whoever
+    was overtaken looks again.
+    """
+    for attempt in range(_CREATE_ATTEMPTS):
+        try:
+            Base.metadata.create_all(engine)
+        except SQLAlchemyError:
+            if attempt == _CREATE_ATTEMPTS - 1:
+                raise
+            time.sleep(_CREATE_PAUSE_S)
+        else:
+            return
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

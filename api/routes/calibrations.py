@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from api.deps import JobsDep, StoreDep
 from api.errors import NotStoredError
-from api.schemas import CalibrationSummary, ErrorAnswer
+from api.schemas import CalibrationSummary
 from api.strict import StrictRoute
 from planner.plan import Calibration, CalibrationRun
 
@@ -15,7 +15,7 @@ __all__ = ["router"]
 router = APIRouter(prefix="/calibrations", tags=["calibrations"], route_class=StrictRoute)
 
 
-@router.post("", responses={code: {"model": ErrorAnswer} for code in (404, 413, 422)})
+@router.post("")
 async def create_calibration(run: CalibrationRun, jobs: JobsDep) -> Calibration:
     """Store a timed run of a stored plan; refit from all runs on that topology.
 
@@ -40,7 +40,7 @@ def list_calibrations(
     ]
 
 
-@router.get("/{calibration_id}", responses={404: {"model": ErrorAnswer}})
+@router.get("/{calibration_id}")
 def read_calibration(calibration_id: str, store: StoreDep) -> Calibration:
     """Return a calibration."""
     calibration = store.calibration(calibration_id)

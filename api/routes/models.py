@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from api.schemas import ErrorAnswer, ModelView
+from api.schemas import ModelView
 from planner.model.blocks import parameter_count
 from planner.model.bundled import load_model, model_names
 
@@ -17,7 +17,7 @@ def list_models() -> list[ModelView]:
     return [_view(name) for name in model_names()]
 
 
-@router.get("/{name}", responses={404: {"model": ErrorAnswer}})
+@router.get("/{name}")
 def read_model(name: str) -> ModelView:
     """Return one model and its parameter counts."""
     return _view(name)

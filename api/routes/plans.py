@@ -6,7 +6,6 @@ from fastapi import APIRouter, Response
 
 from api.deps import JobsDep, StoreDep
 from api.errors import NotStoredError
-from api.schemas import ErrorAnswer
 from api.store import StoredPlan
 from api.strict import StrictRoute
 from planner.plan import Plan
@@ -19,11 +18,7 @@ router = APIRouter(tags=["plans"], route_class=StrictRoute)
 SEARCH_SECONDS_HEADER: Final = "X-Commplan-Search-Seconds"
 
 
-@router.post(
-    "/plan",
-    response_model=Plan,
-    responses={code: {"model": ErrorAnswer} for code in (404, 413, 422, 503)},
-)
+@router.post("/plan", response_model=Plan)
 async def create_plan(request: PlanRequest, jobs: JobsDep) -> Response:
     """Plan the communication of a training job.
 
@@ -33,7 +28,7 @@ async def create_plan(request: PlanRequest, jobs: JobsDep) -> Response:
     return _response(await jobs.plan(request))
 
 
-@router.get("/plans/{plan_id}", response_model=Plan, responses={404: {"model": ErrorAnswer}})
+@router.get("/plans/{plan_id}", response_model=Plan)
 def read_plan(plan_id: str, store: StoreDep) -> Response:
     """Return a stored plan, byte for byte as it was answered."""
     stored = store.plan(plan_id)

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from api.schemas import ErrorAnswer, LevelView, TopologySummary, TopologyView
+from api.schemas import LevelView, TopologySummary, TopologyView
 from planner.planning import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
@@ -20,7 +20,7 @@ def list_topologies() -> list[TopologySummary]:
     return [_summary(load_topology(name)) for name in topology_names()]
 
 
-@router.get("/{name}", responses={code: {"model": ErrorAnswer} for code in (404, 422)})
+@router.get("/{name}")
 def read_topology(name: str, nodes: int | None = None) -> TopologyView:
     """Return a topology document and the levels of the fabric compiled from it."""
     document = load_topology(name)

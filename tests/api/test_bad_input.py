@@ -123,6 +123,17 @@ def test_every_other_mistake_has_its_status(
     check_error(client.request(method, path), status)
 
 
+def test_the_openapi_document_knows_this_shape_and_no_other(client: Client) -> None:
+    spec = client.get("/openapi.json").json()
+    schemas = spec["components"]["schemas"]
+    assert schemas["ErrorBody"]["properties"].keys() == FIELDS
+    assert "HTTPValidationError" not in schemas
+    for path, methods in spec["paths"].items():
+        for operation in methods.values():
+            shapes = str(operation["responses"]["4XX"])
+            assert "ErrorAnswer" in shapes, path
+
+
 def test_an_infeasible_request_says_why_and_its_suggestion_fits(client: Client) -> None:
     asked = {
         "topology": "dgx-h100",
