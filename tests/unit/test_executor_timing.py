@@ -77,9 +77,14 @@ def test_a_message_lasts_from_the_call_and_blocks_in_the_wait(
 def test_torch_is_left_as_it_was_even_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = recorder_of(make_plan(dp=4), monkeypatch)
     before = (funcol.all_reduce, dist.isend, dist.irecv, c10d.isend, c10d.irecv)
-    with pytest.raises(RuntimeError, match="lost"), recorder.watching():
-        assert funcol.all_reduce is not before[0]
-        raise RuntimeError("lost")
+
+    def fail_inside() -> None:
+        with recorder.watching():
+            assert funcol.all_reduce is not before[0]
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        fail_inside()
     assert (funcol.all_reduce, dist.isend, dist.irecv, c10d.isend, c10d.irecv) == before
 
 
