@@ -333,6 +333,7 @@ def _collectives(
         assert choice is not None, "every collective was chosen"
         group = axis_group(problem.fabric, best, op.axis)
         first, second = int(choice.index[0]), int(choice.runner_up[0])
+        has_next = first != second and np.isfinite(choice.runner_up_s[0])
         yield CollectiveChoice(
             axis=op.axis,
             op=op.op,
@@ -340,8 +341,8 @@ def _collectives(
             size_bytes=round(float(op.size_bytes[0])),
             algorithm=choice.algorithms[first],
             predicted_s=float(choice.seconds[0]),
-            runner_up=choice.algorithms[second] if first != second else None,
-            runner_up_s=float(choice.runner_up_s[0]) if first != second else None,
+            runner_up=choice.algorithms[second] if has_next else None,
+            runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
             thresholds=thresholds(op.op, problem.fabric, _first_row(group)),
         )
 

@@ -108,7 +108,8 @@ class Choice:
         algorithms: What was compared; ``index`` and ``runner_up`` point into it.
         seconds: Of the cheapest.
         latency_s: The part of it in which no byte moves.
-        runner_up_s: Of the next; equals ``seconds`` when there is only one.
+        runner_up_s: Of the next; equals ``seconds`` when there is only one, infinite when the
+            next makes no sense for the group.
     """
 
     algorithms: tuple[Algorithm, ...]
@@ -167,6 +168,11 @@ def choose(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> 
     algorithms = legal_algorithms(fabric, op)
     terms = [collective_terms(op, a, fabric, group, size_bytes) for a in algorithms]
     seconds = np.stack([t.total_s() for t in terms])
+    if "hierarchical" in algorithms:
+        # a group inside one unit, or with one member per unit, has no hierarchy
+        inside = group.members[0]
+        flat = (group.degree > 1) & ((inside == group.degree) | (inside == 1))
+        seconds[algorithms.index("hierarchical"), flat] = np.inf
     latency_s = np.stack([t.fixed_s + t.latency_s for t in terms])
     order = np.argsort(seconds, axis=0, kind="stable")
     first, second = order[0], order[min(1, len(algorithms) - 1)]

@@ -170,3 +170,12 @@ def test_every_call_of_several_ranks_pays_the_launch() -> None:
     launch = COLLECTIVE_LAUNCH_S["nccl"].value
     assert seconds("all_gather", "ring", 8, 1, 0).fixed_s[0] == launch
     assert seconds("all_reduce", "hierarchical", 64, 1, 0).fixed_s[0] == 3 * launch
+
+
+def test_no_hierarchy_is_chosen_where_there_is_none() -> None:
+    on = fabric(4096)
+    for degree, stride in ((8, 1), (4, 2), (32, 8)):  # one node; one node; one GPU per node
+        group = lay_group(on, np.array([degree]), np.array([stride]))
+        best = choose("all_gather", on, group, np.array([1e8]))
+        assert best.algorithms[int(best.index[0])] == "ring"
+        assert not np.isfinite(best.runner_up_s[0])
