@@ -1,5 +1,6 @@
 """A plan in words and shares, the same on the command line and on the page."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,7 +100,8 @@ def launch_command(plan: Plan, plan_source: str) -> str:
 
     Args:
         plan: What to run.
-        plan_source: URL or file that the training script reads the plan from.
+        plan_source: URL or file that the training script reads the plan from. Megatron-LM reads
+            no plan: its line has the plan's choices as arguments, and leaves model and data open.
     """
     per_node = min(plan.ranks.ranks_per_node, plan.layout.world_size)
     nodes = -(-plan.layout.world_size // per_node)
@@ -108,4 +110,51 @@ def launch_command(plan: Plan, plan_source: str) -> str:
         if nodes == 1
         else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
     )
-    return f"torchrun {where} --nproc-per-node {per_node} train.py --plan {plan_source}"
+    script = (
+        f"examples/train_gpt.py --plan {plan_source}"
+        if plan.framework == "executor"
+        else f"pretrain_gpt.py $MODEL_AND_DATA_ARGS {' '.join(_megatron_arguments(plan))}"
+    )
+    return f"torchrun {where} --nproc-per-node {per_node} {script}"
+
+
+def _megatron_arguments(plan: Plan) -> Iterator[str]:
+    """Yield Megatron-LM's arguments for what the plan decides.
+
+    Names as of Megatron-LM d98e8a64 (megatron/training/arguments.py and the dataclasses it is
+    made from); the layout's letters as in its docs on custom pipeline layouts: E embedding,
+    t decoder layer, L loss, | between stages.
+    """
+    layout, sharding = plan.layout, plan.sharding
+    yield f"--tensor-model-parallel-size {layout.tp}"
+    yield f"--pipeline-model-parallel-size {layout.pp}"
+    yield f"--context-parallel-size {layout.cp}"
+    if layout.ep * layout.etp > 1:
+        yield f"--expert-model-parallel-size {layout.ep}"
+        yield f"--expert-tensor-parallel-size {layout.etp}"
+    if layout.pp > 1:
+        stages = "|".join(
+            "E" * stage.embedding + "t" * stage.num_layers + "L" * stage.head
+            for stage in plan.pipeline.stages
+        )
+        yield f"--pipeline-model-parallel-layout '{stages}'"
+    yield f"--micro-batch-size {plan.batch.micro_batch_size}"
+    yield f"--global-batch-size {plan.training.global_batch_size}"
+    yield f"--seq-length {plan.training.seq_len}"
+    if plan.training.precision in ("bf16", "fp16"):
+        yield f"--{plan.training.precision}"
+    if sharding.sequence_parallel:
+        yield "--sequence-parallel"
+    if sharding.zero_stage == 1:
+        yield "--use-distributed-optimizer"
+    elif sharding.zero_stage > 1:
+        shared = "optim_grads" if sharding.zero_stage == 2 else "optim_grads_params"
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {shared}"
+    if sharding.overlap_gradient_reduce:
+        yield "--overlap-grad-reduce"
+    if sharding.overlap_parameter_gather:
+        yield "--overlap-param-gather"
+    if plan.recompute == "selective":
+        yield "--recompute-granularity selective"
+    elif plan.recompute == "full":
+        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
