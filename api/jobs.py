@@ -18,8 +18,8 @@ from api.metrics import Metrics
 from api.settings import Settings
 from api.store import Store, StoredPlan
 from planner import __version__
-from planner.calibrate.check import check_calibration, check_run
-from planner.calibrate.fit import Measured, fit_calibration
+from planner.calibrate.fit import fit_calibration
+from planner.calibrate.runs import Measured, check_calibration, check_run
 from planner.errors import PlannerError, UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
 from planner.planning import (

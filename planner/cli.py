@@ -154,7 +154,7 @@ def plan(
     fields["calibration"] = constants.id if constants else "none"
     resolved = resolve(validated(PlanRequest, fields))
     if constants is not None:
-        from planner.calibrate.check import check_calibration  # scipy doubles the start
+        from planner.calibrate.runs import check_calibration  # scipy doubles the start
 
         check_calibration(constants, resolved.topology.name)
     found = make_plan(resolved, constants)
@@ -291,8 +291,11 @@ def calibrate(
 
     A plan on a topology or model of your own needs its file again.
     """
-    from planner.calibrate.check import check_run  # scipy doubles the start of other commands
-    from planner.calibrate.fit import Measured, fit_calibration
+    from planner.calibrate.fit import fit_calibration
+    from planner.calibrate.runs import (
+        Measured,
+        check_run,
+    )  # scipy doubles the start of other commands
 
     timed = _read(Plan, plan_file)
     ranks, per_node = timed.layout.world_size, timed.ranks.ranks_per_node

@@ -4,7 +4,7 @@
 and version give the same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from planner import __version__
 from planner.calibrate.apply import calibrated_fabric
-from planner.calibrate.fit import Measured, fit_calibration
 from planner.constants import (
     CALIBRATED_SPREAD,
     GRADIENT_BUCKET_BYTES,
@@ -45,7 +44,6 @@ from planner.plan import (
     BatchSplit,
     Breakdown,
     Calibration,
-    CalibrationRun,
     CollectiveChoice,
     Interval,
     MemoryParts,
@@ -76,7 +74,6 @@ from planner.topology.document import TopologyDocument
 __all__ = [
     "ResolvedRequest",
     "build_problem",
-    "calibrate",
     "make_plan",
     "resolve",
     "topology_fingerprint",
@@ -185,29 +182,6 @@ def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None)
             f"{error}; try {said}", rejected=error.rejected, suggestion=change
         ) from error
     return _plan(resolved, problem, ranking, calibration)
-
-
-def calibrate(
-    measured: Sequence[tuple[ResolvedRequest, Plan, CalibrationRun]],
-) -> Calibration:
-    """Return the calibration of one cluster from everything measured on it.
-
-    Args:
-        measured: Each run with the plan it ran and the request that the plan answers.
-
-    Raises:
-        InvalidInputError: No run, a run of another plan, or requests of different topologies.
-    """
-    names = {topology_fingerprint(resolved.topology) for resolved, _, _ in measured}
-    if len(names) > 1:
-        raise InvalidInputError(
-            f"runs on {len(names)} different topologies cannot be fitted together; "
-            "calibrate each cluster on its own runs",
-            where="runs",
-        )
-    return fit_calibration(
-        [Measured(build_problem(resolved), plan, run) for resolved, plan, run in measured]
-    )
 
 
 # ------------------------------------------------------------------------------- the document

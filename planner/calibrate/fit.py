@@ -14,38 +14,27 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
+from planner.calibrate.runs import Measured, plan_candidate
 from planner.cost.collectives import collective_terms
-from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, Column
+from planner.layout.candidates import Column
 from planner.layout.groups import Group, axis_group
 from planner.plan import (
     Algorithm,
     Axis,
     Calibration,
-    CalibrationRun,
     Collective,
     LevelFit,
-    Plan,
     document_hash,
 )
 from planner.topology.fabric import Fabric
 
-__all__ = ["Measured", "fit_calibration", "plan_candidate"]
+__all__ = ["fit_calibration"]
 
 # A send waits for the pipeline, not for the wire.
 _NOT_TRANSFERS: Final = ("send_recv",)
 _UNLIMITED_BYTES_PER_S: Final = 1e30
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A run, the plan it ran, and the uncalibrated problem of that plan's request."""
-
-    problem: Problem
-    plan: Plan
-    run: CalibrationRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +51,19 @@ class _Transfer:
 def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     """Return the calibration that all ``measured`` runs of one topology support.
 
+    Args:
+        measured: Runs that passed ``planner.calibrate.runs.check_run``.
+
     Raises:
-        InvalidInputError: No run, or a run does not belong to its plan.
+        InvalidInputError: There is no run.
     """
     if not measured:
         raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
-    for one in measured:
-        _check_belongs(one)
     levels = tuple(_fit_levels(measured))
-    compute = [_ratio(one, _measured_compute_s(one), _prior_compute_s(one)) for one in measured]
-    optimizer = [
-        _ratio(one, _mean_over_ranks(one, "optimizer_s"), _prior_optimizer_s(one))
-        for one in measured
+    compute = [
+        _mean_over_ranks(one, "forward_backward_s") / _prior_compute_s(one) for one in measured
     ]
+    optimizer = [_mean_over_ranks(one, "optimizer_s") / _prior_optimizer_s(one) for one in measured]
     steps = [np.array(timings.step_s) for one in measured for timings in one.run.ranks]
     fields = {
         "schema_version": 1,
@@ -89,53 +78,6 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     return Calibration.model_validate({**fields, "id": document_hash(fields)})
 
 
-def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
-    """Return a plan as the one candidate row it came from.
-
-    Raises:
-        InvalidInputError: The plan's stages are no split of this problem.
-    """
-    layout = plan.layout
-    stages = tuple(stage.num_layers for stage in plan.pipeline.stages)
-    rows = [
-        int(row)
-        for row in problem.splits.rows(layout.pp, layout.virtual_stages)
-        if problem.splits.layers[int(row)] == stages
-    ]
-    if not rows:
-        raise InvalidInputError(
-            f"plan {plan.id}: its stages {stages} are no split of {plan.model.num_layers} layers "
-            f"over pp={layout.pp}, virtual_stages={layout.virtual_stages}",
-            where="plan.pipeline.stages",
-        )
-    values = {
-        **{name: getattr(layout, name) for name in type(layout).model_fields},
-        "schedule": SCHEDULES.index(plan.pipeline.schedule),
-        "split": rows[0],
-        "micro_batch_size": plan.batch.micro_batch_size,
-        "num_micro_batches": plan.batch.num_micro_batches,
-        "recompute": RECOMPUTE_MODES.index(plan.recompute),
-        "zero_stage": plan.sharding.zero_stage,
-        "sequence_parallel": plan.sharding.sequence_parallel,
-    }
-    return Candidates(**{name: np.array([value]) for name, value in values.items()})
-
-
-def _check_belongs(one: Measured) -> None:
-    if one.run.plan_hash != document_hash(one.plan):
-        raise InvalidInputError(
-            f"run of plan {one.run.plan_id}: plan_hash={one.run.plan_hash}, but the plan hashes to "
-            f"{document_hash(one.plan)}; the job ran another plan",
-            where="plan_hash",
-        )
-    if len(one.run.ranks) != one.plan.layout.world_size:
-        raise InvalidInputError(
-            f"run of plan {one.run.plan_id}: {len(one.run.ranks)} ranks reported, the plan has "
-            f"{one.plan.layout.world_size}",
-            where="ranks",
-        )
-
-
 # ----------------------------------------------------------------------- compute and host
 
 
@@ -145,27 +87,12 @@ def _mean_over_ranks(one: Measured, name: str) -> float:
     return float(np.median(steps.mean(axis=0)))
 
 
-def _measured_compute_s(one: Measured) -> float:
-    return _mean_over_ranks(one, "forward_backward_s")
-
-
 def _prior_compute_s(one: Measured) -> float:
     return float(mean_compute_s(one.problem, plan_candidate(one.problem, one.plan))[0])
 
 
 def _prior_optimizer_s(one: Measured) -> float:
     return float(price(one.problem, plan_candidate(one.problem, one.plan)).optimizer_s[0])
-
-
-def _ratio(one: Measured, measured_s: float, prior_s: float) -> float:
-    if measured_s <= 0 or prior_s <= 0:
-        raise InvalidInputError(
-            f"run of plan {one.run.plan_id}: measured {measured_s} s of compute where "
-            f"{prior_s:.3g} s were predicted; every rank must report forward_backward_s and "
-            "optimizer_s above zero",
-            where="ranks",
-        )
-    return measured_s / prior_s
 
 
 def _host_s(one: Measured) -> float:

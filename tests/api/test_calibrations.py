@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import api.jobs
-from planner.calibrate.check import check_run
-from planner.calibrate.fit import Measured
+from planner.calibrate.runs import Measured, check_run
 from planner.errors import InvalidInputError
 from planner.plan import Calibration, Plan, document_hash
 from tests.api.conftest import Client, plan_request

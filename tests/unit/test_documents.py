@@ -29,7 +29,7 @@ TRAINING = {"global_batch_size": 8, "seq_len": 128}
     ],
 )
 def test_what_is_no_strict_json_is_refused_with_the_reason(text: bytes, said: str) -> None:
-    with pytest.raises(InvalidInputError, match="f.json: ") as caught:
+    with pytest.raises(InvalidInputError, match=r"f\.json: ") as caught:
         parse_json(text, source="f.json")
     assert said in str(caught.value)
     assert len(str(caught.value)) < 300

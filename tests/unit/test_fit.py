@@ -7,13 +7,21 @@ import numpy as np
 import pytest
 
 from planner.calibrate.apply import calibrated_fabric
-from planner.calibrate.fit import Measured, fit_calibration, plan_candidate
+from planner.calibrate.fit import fit_calibration
+from planner.calibrate.runs import Measured, check_run, plan_candidate
 from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
 from planner.layout.groups import axis_group
-from planner.plan import CalibrationRun, CollectiveTiming, Plan, RankTimings, document_hash
-from planner.planning import build_problem, calibrate, make_plan, resolve
+from planner.plan import (
+    Calibration,
+    CalibrationRun,
+    CollectiveTiming,
+    Plan,
+    RankTimings,
+    document_hash,
+)
+from planner.planning import build_problem, make_plan, resolve
 from planner.request import PlanRequest
 
 TRUE_ALPHA_S, TRUE_BYTES_PER_S = 120e-6, 0.7e9
@@ -99,13 +107,19 @@ def synthetic_run(plan: Plan, *, jitter: float = 0.0) -> CalibrationRun:
     )
 
 
+def calibrate(plan: Plan, run: CalibrationRun) -> Calibration:
+    measured = Measured(build_problem(resolve(local())), plan, run)
+    check_run(measured)
+    return fit_calibration([measured])
+
+
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     return make_plan(resolve(local()))
 
 
 def test_the_true_constants_come_back(plan: Plan) -> None:
-    found = calibrate([(resolve(local()), plan, synthetic_run(plan))])
+    found = calibrate(plan, synthetic_run(plan))
     (level,) = found.levels
     assert level.alpha_s == pytest.approx(TRUE_ALPHA_S, rel=1e-6)
     assert level.bytes_per_s == pytest.approx(TRUE_BYTES_PER_S, rel=1e-6)
@@ -116,14 +130,14 @@ def test_the_true_constants_come_back(plan: Plan) -> None:
 
 
 def test_noise_moves_them_no_more_than_itself(plan: Plan) -> None:
-    found = calibrate([(resolve(local()), plan, synthetic_run(plan, jitter=0.1))])
+    found = calibrate(plan, synthetic_run(plan, jitter=0.1))
     assert found.levels[0].bytes_per_s == pytest.approx(TRUE_BYTES_PER_S, rel=0.1)
     assert found.levels[0].alpha_s == pytest.approx(TRUE_ALPHA_S, rel=0.2)
 
 
 def test_the_next_plan_uses_it_and_says_so(plan: Plan) -> None:
     run = synthetic_run(plan)
-    calibration = calibrate([(resolve(local()), plan, run)])
+    calibration = calibrate(plan, run)
     again = make_plan(resolve(local()), calibration)
     assert again.prediction.step_time_s == pytest.approx(run.ranks[0].step_s[0], rel=0.05)
     assert again.provenance.calibration_id == calibration.id
@@ -132,7 +146,7 @@ def test_the_next_plan_uses_it_and_says_so(plan: Plan) -> None:
 
 
 def test_only_measured_levels_are_replaced(plan: Plan) -> None:
-    calibration = calibrate([(resolve(local()), plan, synthetic_run(plan))])
+    calibration = calibrate(plan, synthetic_run(plan))
     other = build_problem(
         resolve(
             local(
@@ -149,16 +163,16 @@ def test_only_measured_levels_are_replaced(plan: Plan) -> None:
 
 def test_the_id_depends_on_the_runs_alone(plan: Plan) -> None:
     one = synthetic_run(plan)
-    first, second = (calibrate([(resolve(local()), plan, one)]) for _ in range(2))
+    first, second = (calibrate(plan, one) for _ in range(2))
     assert first == second
-    noisy = calibrate([(resolve(local()), plan, synthetic_run(plan, jitter=0.1))])
+    noisy = calibrate(plan, synthetic_run(plan, jitter=0.1))
     assert noisy.id != first.id
 
 
 def test_a_run_of_another_plan_is_refused(plan: Plan) -> None:
     other = make_plan(resolve(local(top_k=1)))
-    with pytest.raises(InvalidInputError, match="the job ran another plan"):
-        calibrate([(resolve(local()), other, synthetic_run(plan))])
+    with pytest.raises(InvalidInputError, match="plan_hash is"):
+        calibrate(other, synthetic_run(plan))
     with pytest.raises(InvalidInputError, match="no run was given"):
         fit_calibration([])
 
@@ -179,4 +193,4 @@ def test_missing_phases_are_refused(plan: Plan) -> None:
         }
     )
     with pytest.raises(InvalidInputError, match="forward_backward_s"):
-        fit_calibration([Measured(build_problem(resolve(local())), plan, idle)])
+        calibrate(plan, idle)

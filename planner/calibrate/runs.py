@@ -1,19 +1,39 @@
-"""Whether figures belong where they are used: runs to their plan, constants to their cluster."""
+"""A measured run with its plan, and whether figures belong where they are used."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from planner.calibrate.fit import Measured, plan_candidate
+import numpy as np
+
 from planner.cost.collectives import legal_algorithms
+from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
-from planner.plan import Calibration, CollectiveTiming, RankTimings, document_hash
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.plan import (
+    Calibration,
+    CalibrationRun,
+    CollectiveTiming,
+    Plan,
+    RankTimings,
+    document_hash,
+)
 from planner.topology.fabric import Fabric
 
-__all__ = ["check_calibration", "check_run"]
+__all__ = ["Measured", "check_calibration", "check_run", "plan_candidate"]
 
 # Below a clock tick or beyond eleven days nothing was measured.
 _SECONDS_RANGE: Final = (1e-9, 1e6)
 _PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, the plan it ran, and the uncalibrated problem of that plan's request."""
+
+    problem: Problem
+    plan: Plan
+    run: CalibrationRun
 
 
 def check_calibration(calibration: Calibration, topology: str) -> None:
@@ -105,3 +125,35 @@ def _out_of_range(seconds: tuple[float, ...], field: str) -> Iterator[tuple[str,
     for number, value in enumerate(seconds):
         if not low <= value <= high:
             yield f"is {value:g} s; need {low:g} to {high:g}", f"{field}[{number}]"
+
+
+def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
+    """Return a plan as the one candidate row it came from.
+
+    Raises:
+        InvalidInputError: The plan's stages are no split of this problem.
+    """
+    layout = plan.layout
+    stages = tuple(stage.num_layers for stage in plan.pipeline.stages)
+    rows = [
+        int(row)
+        for row in problem.splits.rows(layout.pp, layout.virtual_stages)
+        if problem.splits.layers[int(row)] == stages
+    ]
+    if not rows:
+        raise InvalidInputError(
+            f"plan {plan.id}: its stages {stages} are no split of {plan.model.num_layers} layers "
+            f"over pp={layout.pp}, virtual_stages={layout.virtual_stages}",
+            where="plan.pipeline.stages",
+        )
+    values = {
+        **{name: getattr(layout, name) for name in type(layout).model_fields},
+        "schedule": SCHEDULES.index(plan.pipeline.schedule),
+        "split": rows[0],
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "num_micro_batches": plan.batch.num_micro_batches,
+        "recompute": RECOMPUTE_MODES.index(plan.recompute),
+        "zero_stage": plan.sharding.zero_stage,
+        "sequence_parallel": plan.sharding.sequence_parallel,
+    }
+    return Candidates(**{name: np.array([value]) for name, value in values.items()})
