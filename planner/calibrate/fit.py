@@ -104,7 +104,8 @@ def _host_s(one: Measured) -> float:
     if one.plan.layout.pp > 1:
         return 0.0
     busy = _mean_over_ranks(one, "forward_backward_s") + _mean_over_ranks(one, "optimizer_s")
-    step = _mean_over_ranks(one, "step_s")
+    steps = np.array([timings.step_s for timings in one.run.ranks])
+    step = float(np.median(steps.max(axis=0)))  # ranks start together; the last one ends the step
     num_steps = len(one.run.ranks[0].step_s)
     moved = sum(
         transfer.seconds * calls / num_steps for transfer, calls in _transfers(one, probes=False)

@@ -15,7 +15,7 @@ from typing import Literal
 from planner.errors import InvalidInputError
 from planner.plan import ScheduleName
 
-__all__ = ["Action", "ScheduleOrder", "in_flight", "schedule_order"]
+__all__ = ["Action", "ScheduleOrder", "schedule_order"]
 
 # ------------------------------------------------------------------------------------- orders
 
@@ -69,33 +69,6 @@ def schedule_order(
         )
         for rank in range(num_stages)
     )
-
-
-def in_flight(
-    schedule: ScheduleName,
-    *,
-    num_stages: int,
-    num_micro_batches: int,
-    rank: int,
-    virtual_stages: int = 1,
-) -> float:
-    """Return the most activations ``rank`` holds, as a multiple of its layers x one micro-batch.
-
-    gpipe: ``m``; 1f1b: ``min(m, p - r)``; interleaved: ``(2(p - 1 - r) + (v - 1) p + 1) / v``,
-    at most ``m``.
-
-    Raises:
-        InvalidInputError: As ``schedule_order``, or ``rank`` is outside the group.
-
-    >>> in_flight("interleaved_1f1b", num_stages=4, num_micro_batches=8, rank=0, virtual_stages=2)
-    5.5
-    """
-    _check(schedule, num_stages, num_micro_batches, virtual_stages)
-    if not 0 <= rank < num_stages:
-        raise InvalidInputError(f"rank {rank} is not in 0..{num_stages - 1}", where="rank")
-    num_forwards = num_micro_batches * virtual_stages
-    ahead = _num_ahead(schedule, num_stages, rank, virtual_stages, num_forwards)
-    return min(num_forwards, ahead + 1) / virtual_stages
 
 
 def _forwards(num_stages: int, num_micro_batches: int, virtual_stages: int) -> list[Action]:

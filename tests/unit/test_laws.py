@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.layout.candidates import SCHEDULES
-from planner.pipeline.laws import HostShare, StageSeconds, in_flight, step_s
+from planner.pipeline.laws import HostShare, StageSeconds, step_s
 from planner.pipeline.schedules import schedule_order
 from planner.plan import ScheduleName
 
@@ -158,19 +158,3 @@ def test_ranks_that_share_cores(micro_batches: int, ranks: int, cores: int) -> N
 
 def test_one_rank_is_micro_batches_times_forward_and_backward() -> None:
     assert law("none", [1.0], [2.0], micro_batches=5, ranks=1) == 15.0
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved_1f1b"])
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 16)])
-def test_in_flight_is_what_the_order_holds(
-    schedule: ScheduleName, ranks: int, micro_batches: int
-) -> None:
-    chunks = 2 if schedule == "interleaved_1f1b" else 1
-    order = schedule_order(
-        schedule, num_stages=ranks, num_micro_batches=micro_batches, virtual_stages=chunks
-    )
-    for rank, actions in enumerate(order):
-        held = np.cumsum([1 if action.kind == "F" else -1 for action in actions]).max() / chunks
-        columns = (SCHEDULES.index(schedule), ranks, micro_batches, chunks, rank)
-        found = in_flight(*(np.array([c]) for c in columns))[0]
-        assert found == pytest.approx(held), rank
