@@ -183,6 +183,7 @@ def main() -> None:
     options = parse_arguments()
     rank_0 = os.environ.get("RANK", "0") == "0"
     logging.basicConfig(level=logging.INFO if rank_0 else logging.ERROR, format="%(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     token = os.environ.get("COMMPLAN_TOKEN")
     with executor.join(os.environ, timeout_s=options.timeout_s) as job:
         plan = executor.agree_on_plan(job, lambda: executor.load_plan(options.plan, token=token))

@@ -38,7 +38,7 @@ class StepResult:
 
     Attributes:
         loss_sum: Sum of the micro-batches' mean losses; 0 away from the last pipeline stage.
-        step_s: Wall time of the step.
+        step_s: Wall time on this rank; all ranks start together, so the job's is the longest.
         forward_backward_s: Wall time of forward and backward, less what collectives blocked.
         optimizer_s: Dividing the gradients, the optimizer, and clearing the gradients.
         communication_s: Blocked in collectives, waits for other ranks included.

@@ -4,14 +4,14 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch.nn import functional
 
 from planner.pipeline.schedules import schedule_order
-from planner.plan import CalibrationRun, Plan, Probe, document_hash
+from planner.plan import CalibrationRun, Collective, Plan, Probe, document_hash
 from tests.dist.jobs import EXAMPLE, TINY_CONFIG, run
 from tests.dist.plans import TINY, make_plan
 
@@ -22,12 +22,16 @@ pytestmark = pytest.mark.dist
 
 STEPS = 20
 FP64 = 8
-PROBE = Probe(axis="dp_cp", op="all_reduce", sizes_bytes=(4096, 1 << 16))
+OPS = get_args(Collective)
+PROBES = (
+    Probe(axis="tp", op="all_reduce", sizes_bytes=(4096,)),  # one rank: nothing to measure
+    *(Probe(axis="dp_cp", op=op, sizes_bytes=(4096, 1 << 16)) for op in OPS),
+)
 # 12,501 elements: the hierarchical reduction has to pad every full bucket.
 ODD_BUCKET_BYTES = 12_501 * FP64
 
 PLANS: dict[str, tuple[Plan, int]] = {
-    "dp4": (make_plan(dp=4, probes=(PROBE,)), STEPS),
+    "dp4": (make_plan(dp=4, probes=PROBES), STEPS),
     "dp4 hierarchical": (
         make_plan(
             dp=4,
@@ -175,8 +179,9 @@ def test_probes_are_timed_on_every_rank(trained: dict[str, Any]) -> None:
     for timings in timed.ranks:
         probes = [c for c in timings.collectives if c.is_probe]
         assert [(c.axis, c.op, c.size_bytes, c.group_size) for c in probes] == [
-            ("dp_cp", "all_reduce", 4096, 4),
-            ("dp_cp", "all_reduce", 1 << 16, 4),
+            ("dp_cp", op, size_bytes, 2 if op == "send_recv" else 4)
+            for op in OPS
+            for size_bytes in (4096, 1 << 16)
         ]
         assert all(len(c.seconds) == 5 and min(c.seconds) > 0 for c in probes)
 
