@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeVar
@@ -165,5 +165,7 @@ def _leave_refused(job: Job, error: ExecutorError) -> None:
         sys.stderr.write(f"refused: {error}\n")
         sys.stderr.flush()
     if error.agreed:
-        dist.barrier()
+        with suppress(RuntimeError):  # a rank that has already gone is no longer waited for
+            dist.barrier()
+    dist.destroy_process_group()
     raise SystemExit(EXIT_REFUSED)
