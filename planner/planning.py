@@ -21,7 +21,7 @@ from planner.cost.collectives import thresholds
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
-from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound
+from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import overlaps_data_parallel
 from planner.hardware.devices import Device, custom_device, device
@@ -396,6 +396,8 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
             return TimedOp(**common, memory_bytes=float(op.num_bytes[0]))
         case Gemm() | AttentionCore():
             return TimedOp(**common, flop=float(op.flop[0]))
+        case HostWork():
+            return TimedOp(**common)
 
 
 def _probes(problem: Problem, best: Candidates) -> Iterator[Probe]:

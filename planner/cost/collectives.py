@@ -107,7 +107,6 @@ class Choice:
     Attributes:
         algorithms: What was compared; ``index`` and ``runner_up`` point into it.
         seconds: Of the cheapest.
-        latency_s: The part of it in which no byte moves.
         runner_up_s: Of the next; equals ``seconds`` when there is only one, infinite when the
             next makes no sense for the group.
     """
@@ -115,7 +114,6 @@ class Choice:
     algorithms: tuple[Algorithm, ...]
     index: Column
     seconds: Column
-    latency_s: Column
     runner_up: Column
     runner_up_s: Column
 
@@ -166,25 +164,18 @@ def collective_terms(
 def choose(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Choice:
     """Return the cheapest legal algorithm and its runner-up for every row."""
     algorithms = legal_algorithms(fabric, op)
-    terms = [collective_terms(op, a, fabric, group, size_bytes) for a in algorithms]
-    seconds = np.stack([t.total_s() for t in terms])
+    seconds = np.stack(
+        [collective_terms(op, a, fabric, group, size_bytes).total_s() for a in algorithms]
+    )
     if "hierarchical" in algorithms:
         # a group inside one unit, or with one member per unit, has no hierarchy
         inside = group.members[0]
         flat = (group.degree > 1) & ((inside == group.degree) | (inside == 1))
         seconds[algorithms.index("hierarchical"), flat] = np.inf
-    latency_s = np.stack([t.fixed_s + t.latency_s for t in terms])
     order = np.argsort(seconds, axis=0, kind="stable")
     first, second = order[0], order[min(1, len(algorithms) - 1)]
     rows = np.arange(seconds.shape[1])
-    return Choice(
-        algorithms,
-        first,
-        seconds[first, rows],
-        latency_s[first, rows],
-        second,
-        seconds[second, rows],
-    )
+    return Choice(algorithms, first, seconds[first, rows], second, seconds[second, rows])
 
 
 def thresholds(

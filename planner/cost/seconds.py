@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.constants import SUSTAINED_CLOCK
+from planner.constants import DTENSOR_DISPATCH_S, SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose
 from planner.cost.problem import Problem
-from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
+from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound, Op
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import axis_group
@@ -23,14 +23,12 @@ class Timed:
         op: What is done.
         seconds: One occurrence, shape [rows].
         total_s: All occurrences, shape [rows].
-        idle_s: The part of ``total_s`` in which a collective moves no byte, shape [rows].
         choice: Of the algorithm, for a collective.
     """
 
     op: Op
     seconds: Column
     total_s: Column
-    idle_s: Column
     choice: Choice | None = None
 
 
@@ -44,15 +42,16 @@ def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
         choice = choose(
             op.op, problem.fabric, axis_group(problem.fabric, c, op.axis), op.size_bytes
         )
-        return Timed(
-            op, choice.seconds, choice.seconds * op.repeats, choice.latency_s * op.repeats, choice
-        )
+        return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op)
-    return Timed(op, once, once * op.repeats, np.zeros(len(c)))
+    return Timed(op, once, once * op.repeats)
 
 
-def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:
+def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound | HostWork) -> Column:
     device, precision = problem.device, problem.training.precision
+    if isinstance(op, HostWork):
+        each = DTENSOR_DISPATCH_S.value * problem.compute_scale
+        return np.full(len(op.repeats), op.num_calls * each)
     if isinstance(op, MemoryBound):
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
         return memory_bound_s(device, op.num_bytes) * scale

@@ -32,10 +32,8 @@ __all__ = ["CHUNK_ROWS", "Exposed", "Priced", "mean_compute_s", "price", "timed_
 
 CHUNK_ROWS: Final = 8192
 
-# Where an exposed second is booked; etp belongs to the experts. "idle" is the part of the
-# collectives in which no byte moves, counted in its axis too.
-_PARTS: Final = ("compute", "tp", "cp", "ep", "idle")
-_IDLE: Final = _PARTS.index("idle")
+# Where an exposed second is booked; etp belongs to the experts.
+_PARTS: Final = ("compute", "tp", "cp", "ep")
 _PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
 
 
@@ -154,7 +152,6 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
             part = "compute"
             if isinstance(timed.op, Communication):
                 part = _PART_OF_AXIS[timed.op.axis]
-                cell[:, _IDLE] += np.minimum(timed.idle_s, exposed)
             cell[:, _PARTS.index(part)] += exposed
     return table
 
@@ -162,7 +159,7 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
 def _slowest(problem: Problem, c: Candidates, table: Column) -> tuple[Column, Column]:
     """Return (counts [rows, kinds], parts [rows, 2, parts]) of the slowest pipeline rank."""
     counts = problem.splits.counts[c.split]
-    per_block = table[..., :_IDLE].sum(axis=(2, 3))
+    per_block = table.sum(axis=(2, 3))
     per_profile = np.einsum("rpk,rk->rp", counts, per_block)
     slowest = np.argmax(per_profile, axis=1)
     chosen = counts[np.arange(len(c)), slowest]
@@ -190,7 +187,7 @@ def _rank_ops(
     """
     overlap = overlaps_data_parallel(problem.framework)
     budget = {
-        name: np.einsum("rk,rkq->r", counts, table[:, :, direction, :_IDLE])
+        name: np.einsum("rk,rkq->r", counts, table[:, :, direction])
         for direction, name in enumerate(("forward", "backward"))
     }
     load = _host_share(problem, c).load
@@ -230,15 +227,14 @@ def _price_chunk(problem: Problem, c: Candidates, table: Column) -> Priced:
     m = c.num_micro_batches
     total = _totals(problem, c, table)
     slowest = parts.sum(axis=1)
-    waiting = slowest[:, 1:_IDLE].sum(axis=1)
+    waiting = slowest[:, 1:].sum(axis=1)
     host = _host_share(problem, c)
     loop = step_s(
         StageSeconds(
             slowest_compute=slowest[:, 0],
             slowest_waiting=waiting,
             total_compute=total[:, 0],
-            total_waiting=total[:, 1:_IDLE].sum(axis=1),
-            total_idle=total[:, _IDLE],
+            total_waiting=total[:, 1:].sum(axis=1),
             send=send,
         ),
         host,

@@ -29,10 +29,12 @@ from planner.plan import Axis, Collective, Phase
 
 __all__ = [
     "BLOCK_COLUMNS",
+    "DTENSOR_MODULES_PER_LAYER",
     "RANK_COLUMNS",
     "AttentionCore",
     "Communication",
     "Gemm",
+    "HostWork",
     "MemoryBound",
     "Op",
     "block_work",
@@ -66,6 +68,9 @@ RANK_COLUMNS: Final = (
     "zero_stage",
     "num_micro_batches",
 )
+
+# What the executor's tensor parallelism wraps in a layer: 7 products and the input of 2 blocks.
+DTENSOR_MODULES_PER_LAYER: Final = 9
 
 _FULL: Final = RECOMPUTE_MODES.index("full")
 _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
@@ -119,6 +124,16 @@ class MemoryBound:
 
 
 @dataclass(frozen=True, slots=True)
+class HostWork:
+    """Work of the framework itself, on the CPU: ``num_calls`` module passes."""
+
+    name: str
+    phase: Phase
+    repeats: Column
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class Communication:
     """One collective on an axis; ``size_bytes`` is nccl-tests' S."""
 
@@ -130,7 +145,7 @@ class Communication:
     size_bytes: Column
 
 
-Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication
+Op: TypeAlias = Gemm | AttentionCore | MemoryBound | HostWork | Communication
 
 
 def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
@@ -146,6 +161,9 @@ def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
     else:
         forward += _moe_forward(problem, c, once)
     forward += _element_wise(problem, c, once, kind)
+    if problem.framework == "executor":
+        split = once * (c.tp > 1)
+        forward.append(HostWork("dtensor_dispatch", "forward", split, DTENSOR_MODULES_PER_LAYER))
     return [*forward, *_backward(forward, c), *_recompute(forward, c)]
 
 
@@ -376,7 +394,8 @@ def _backward(forward: Iterable[Op], c: Candidates) -> list[Op]:
             ops.append(
                 replace(op, phase="backward", num_bytes=op.num_bytes * _BACKWARD_BYTES[op.name])
             )
-        elif op.axis == "cp":  # keys and values again, and their gradients
+        elif isinstance(op, HostWork) or op.axis == "cp":
+            # a module's backward makes two calls; keys and values travel again, with gradients
             ops.append(replace(op, phase="backward", repeats=2 * op.repeats))
         else:
             ops.append(replace(op, phase="backward"))

@@ -27,7 +27,6 @@ class StageSeconds:
         slowest_waiting: Of the same.
         total_compute: Of all pipeline ranks.
         total_waiting: Of the same.
-        total_idle: The part of ``total_waiting`` in which no byte moves.
         send: One boundary, one way.
     """
 
@@ -35,7 +34,6 @@ class StageSeconds:
     slowest_waiting: Column
     total_compute: Column
     total_waiting: Column
-    total_idle: Column
     send: Column
 
 
@@ -83,9 +81,7 @@ def step_s(
     """
     filling = host.filling()
     trip = stage.total_compute * filling + stage.total_waiting + 2 * (pp - 1) * stage.send
-    # a rank that waits for a message leaves its core to the others
-    freed = stage.total_idle if host.load > 1 else 0.0
-    shared = (stage.total_compute * host.load + stage.total_waiting - freed) / pp
+    shared = (stage.total_compute * host.load + stage.total_waiting) / pp
     alone = stage.slowest_compute * host.alone() + stage.slowest_waiting
     period = np.maximum(np.maximum(alone, trip / pp), shared)
     plain = trip + (num_micro_batches - 1) * period

@@ -88,7 +88,6 @@ def law(
         slowest_waiting=np.array([0.0]),
         total_compute=np.array([per_rank.sum()]),
         total_waiting=np.array([0.0]),
-        total_idle=np.array([0.0]),
         send=np.array([send]),
     )
     columns = (SCHEDULES.index(schedule), ranks, micro_batches, len(forward) // ranks)
