@@ -146,12 +146,12 @@ def step_time_s(planned: dict[str, Any]) -> float:
 
 def table(outcomes: dict[str, Outcome]) -> Table:
     """Return predicted and measured step times side by side."""
-    shown = Table(title="step time in seconds, four ranks on this machine")
-    for heading in ("layout", "measured", "spread of repeats", "before", "error", "after", "error"):
-        shown.add_column(heading, justify="left" if heading == "layout" else "right")
+    shown = Table(title="seconds per step, before and after calibrating on *", box=None)
+    for heading in ("layout", "measured", "spread", "before", "error", "after", "error"):
+        shown.add_column(heading, justify="left" if heading == "layout" else "right", no_wrap=True)
     for name, outcome in outcomes.items():
         shown.add_row(
-            f"{name} (calibrated on)" if name == CALIBRATED_ON else name,
+            f"{name} *" if name == CALIBRATED_ON else name,
             f"{outcome.measured_s:.3f}",
             f"{min(outcome.repeats_s):.3f} to {max(outcome.repeats_s):.3f}",
             f"{outcome.before_s:.3f}",
