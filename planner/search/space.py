@@ -4,18 +4,17 @@ First the degrees (``tp·cp·dp·pp = etp·ep·edp·pp = world``), then what can
 Rows that break a rule are dropped and counted under the rule's name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.frameworks import rules_for
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, concatenate
 from planner.model.spec import ModelSpec
 from planner.request import Constraints
 
@@ -25,6 +24,25 @@ __all__ = ["Space", "divisors", "enumerate_candidates", "pipelines"]
 MAX_MICRO_BATCH_SIZE: Final = 64
 MAX_VIRTUAL_STAGES: Final = 12
 _MAX_ROWS: Final = 20_000_000
+
+
+class _Degrees(NamedTuple):
+    """One factorization; fields are columns of ``Candidates``."""
+
+    tp: int
+    cp: int
+    pp: int
+    ep: int
+    etp: int
+    dp_shard: int
+    dp_replicate: int
+    virtual_stages: int
+    zero_stage: int
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.dp_shard * self.dp_replicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +90,35 @@ def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
     layouts = list(_layouts(problem, constraints))
     if not layouts:
         raise InvalidInputError(_no_layout(world, constraints), where="constraints")
-    divisible = [row for row in layouts if batch % (row[4] * row[5]) == 0]
+    divisible = [layout for layout in layouts if batch % layout.dp == 0]
     if not divisible:
         raise InvalidInputError(
-            _no_batch(batch, {row[4] * row[5] for row in layouts}), where="training"
+            _no_batch(batch, {layout.dp for layout in layouts}), where="training"
         )
-    rejected = (
-        {"batch-divides": (len(layouts) - len(divisible))} if len(layouts) > len(divisible) else {}
-    )
-    degrees = np.array(divisible, dtype=np.int64)
-    whole = _columns(problem, degrees, constraints)
-    if len(whole) == 0:
+    rejected: dict[str, int] = {}
+    if len(layouts) > len(divisible):
+        rejected["batch: dp must divide global_batch_size"] = len(layouts) - len(divisible)
+    legal = [_legal(problem, block, rejected) for block in _blocks(problem, divisible, constraints)]
+    total = sum(len(c) for c in legal) + sum(rejected.values())
+    if total == sum(rejected.values()) == len(layouts) - len(divisible):
         raise InvalidInputError(_no_variant(batch, constraints), where="constraints")
-    total = len(whole) + sum(rejected.values())
-    keep = np.ones(len(whole), dtype=bool)
+    return Space(concatenate(legal), rejected, total)
+
+
+def _legal(problem: Problem, block: Candidates, rejected: dict[str, int]) -> Candidates:
+    """Return the rows that break no rule; count the others under the first rule they break."""
+    keep = np.ones(len(block), dtype=bool)
     for rule in rules_for(problem.framework):
-        broken = np.asarray(rule.breaks(whole, problem.model)) & keep
+        broken = np.asarray(rule.breaks(block, problem.model)) & keep
         if broken.any():
-            rejected[f"{rule.name}: {rule.reason}"] = int(broken.sum())
+            name = f"{rule.name}: {rule.reason}"
+            rejected[name] = rejected.get(name, 0) + int(broken.sum())
             keep &= ~broken
-    return Space(whole.take(keep), rejected, total)
+    return block.take(keep)
 
 
-def _layouts(
-    problem: Problem, constraints: Constraints
-) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
-    """Yield (tp, cp, ep, etp, dp_shard, dp_replicate, pp, v, zero) of every factorization."""
+def _layouts(problem: Problem, constraints: Constraints) -> Iterator[_Degrees]:
+    """Yield every factorization of the world."""
     model, world = problem.model, problem.fabric.num_gpus
     largest_tp = min(model.attention.num_heads, world)
     for pp, v in pipelines(model, world):
@@ -116,7 +137,7 @@ def _layouts(
                     _expert_degrees(model, tp, tp * cp * dp, constraints),
                     _sharding(problem, tp * cp, dp, constraints),
                 ):
-                    yield tp, cp, ep, etp, shard, replicate, pp, v, zero
+                    yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero)
 
 
 def _expert_degrees(
@@ -164,52 +185,48 @@ def _sharding(
     ]
 
 
-def _columns(
-    problem: Problem, degrees: npt.NDArray[np.int64], constraints: Constraints
+def _blocks(
+    problem: Problem, layouts: Sequence[_Degrees], constraints: Constraints
+) -> Iterator[Candidates]:
+    """Yield layouts crossed with their variants, one block per (pp, virtual stages, dp).
+
+    Blocks keep what is rejected from ever lying in memory together.
+    """
+    groups: dict[tuple[int, int, int], list[_Degrees]] = {}
+    for layout in layouts:
+        groups.setdefault((layout.pp, layout.virtual_stages, layout.dp), []).append(layout)
+    batch, num_rows = problem.training.global_batch_size, 0
+    for (pp, v, dp), members in groups.items():
+        variants = list(_variants(problem, pp, v, batch // dp, constraints))
+        num_rows += len(members) * len(variants)
+        if num_rows > _MAX_ROWS:
+            raise InvalidInputError(
+                f"the request spans more than {_MAX_ROWS} candidates; hold tp, pp or "
+                "micro_batch_size fixed in constraints",
+                where="constraints",
+            )
+        if variants:
+            yield _cross(members, variants, batch)
+
+
+def _cross(
+    layouts: Sequence[_Degrees], variants: Sequence[tuple[int, ...]], batch: int
 ) -> Candidates:
-    """Return layouts crossed with splits, schedules, micro-batches, recompute, sp."""
-    batch = problem.training.global_batch_size
-    rows: list[npt.NDArray[np.int64]] = []
-    variants: list[npt.NDArray[np.int64]] = []
-    keys, inverse = np.unique(
-        np.stack([degrees[:, 6], degrees[:, 7], degrees[:, 4] * degrees[:, 5]], axis=1),
-        axis=0,
-        return_inverse=True,
-    )
-    for number, (pp, v, dp) in enumerate(keys):
-        found = np.array(
-            list(_variants(problem, int(pp), int(v), batch // int(dp), constraints)),
-            dtype=np.int64,
-        ).reshape(-1, 5)
-        members = np.flatnonzero(inverse.ravel() == number)
-        rows.append(np.repeat(members, len(found)))
-        variants.append(np.tile(found, (len(members), 1)))
-    index, variant = np.concatenate(rows), np.concatenate(variants)
-    if len(index) > _MAX_ROWS:
-        raise InvalidInputError(
-            f"the request spans {len(index)} candidates; at most {_MAX_ROWS} are searched; "
-            "try to hold tp, pp or micro_batch_size fixed in constraints",
-            where="constraints",
-        )
-    real = (degrees[index][:, 0] > 1) | (variant[:, 4] == 0)  # sequence parallel needs tp
-    index, variant = index[real], variant[real]
-    tp, cp, ep, etp, shard, replicate, pp_, v_, zero = degrees[index].T
-    split, schedule, micro, recompute, sequence_parallel = variant.T
+    """Return every layout with every variant."""
+    degrees = np.repeat(np.array(layouts, dtype=np.int64), len(variants), axis=0)
+    variant = np.tile(np.array(variants, dtype=np.int64), (len(layouts), 1))
+    real = (degrees[:, 0] > 1) | (variant[:, 4] == 0)  # sequence parallel needs tp
+    degrees, variant = degrees[real], variant[real]
+    columns = dict(zip(_Degrees._fields, degrees.T, strict=True))
+    split, schedule, micro_batch_size, recompute, sequence_parallel = variant.T
+    sequences = columns["dp_shard"] * columns["dp_replicate"] * micro_batch_size
     return Candidates(
-        tp=tp,
-        cp=cp,
-        pp=pp_,
-        ep=ep,
-        etp=etp,
-        dp_shard=shard,
-        dp_replicate=replicate,
-        virtual_stages=v_,
+        **columns,
         schedule=schedule,
         split=split,
-        micro_batch_size=micro,
-        num_micro_batches=batch // (shard * replicate * micro),
+        micro_batch_size=micro_batch_size,
+        num_micro_batches=batch // sequences,
         recompute=recompute,
-        zero_stage=zero,
         sequence_parallel=sequence_parallel.astype(bool),
     )
 
