@@ -1,6 +1,6 @@
 """Seconds of every op: the only reader of kernel figures, and where collectives are chosen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -30,6 +30,15 @@ class Timed:
     seconds: Column
     total_s: Column
     choice: Choice | None = None
+
+    def take(self, rows: Column) -> "Timed":
+        """Return the op gathered to ``rows``, without its choice."""
+        columns = {
+            f.name: getattr(self.op, f.name)[rows]
+            for f in fields(self.op)
+            if isinstance(getattr(self.op, f.name), np.ndarray)
+        }
+        return Timed(replace(self.op, **columns), self.seconds[rows], self.total_s[rows])
 
 
 def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:

@@ -6,7 +6,7 @@ everything else is priced in chunks of rows that stay in cache.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,7 @@ CHUNK_ROWS: Final = 8192
 
 # Where an exposed second is booked; etp belongs to the experts.
 _PARTS: Final = ("compute", "tp", "cp", "ep")
+_COMPUTE: Final = 0
 _PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
 
 
@@ -76,12 +77,16 @@ class Exposed:
 
 def price(problem: Problem, candidates: Candidates) -> Priced:
     """Return step time and breakdown of every candidate."""
-    keys, inverse = distinct(candidates, BLOCK_COLUMNS)
-    table = _block_table(problem, keys)
+    keys, inverse = distinct(candidates, (*BLOCK_COLUMNS, "split"))
+    folded = _fold(problem, keys)
     chunks = []
     for start in range(0, len(candidates), CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
-        chunks.append(_price_chunk(problem, candidates.take(chunk), table[inverse[chunk]]))
+        rows = slice(start, start + CHUNK_ROWS)
+        chunk = candidates.take(rows)
+        rank_keys, rank_inverse = distinct(chunk, RANK_COLUMNS)
+        rank = seconds(problem, rank_keys, rank_work(problem, rank_keys))
+        of_rows = [timed.take(rank_inverse) for timed in rank]
+        chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows))
     return Priced(
         **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
     )
@@ -92,20 +97,19 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
 
     Priced by the same functions as ``price``; a test adds them up to its breakdown.
     """
-    table = _block_table(problem, candidate)
-    counts, _ = _slowest(problem, candidate, table)
+    folded = _fold(problem, candidate)
     found: list[Exposed] = []
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, candidate, kind):
-            times = counts[:, index] * candidate.num_micro_batches
+            times = folded.counts[:, index] * candidate.num_micro_batches
             found.append(Exposed(timed, kind, timed.op.repeats * times, exposed * times))
     send = seconds(problem, candidate, [stage_send(problem, candidate)])[0]
     filled = _fill_sends(candidate) * send.seconds
     found.append(Exposed(send, None, np.asarray(send.op.repeats), filled))
-    return found + [
-        Exposed(timed, None, np.asarray(timed.op.repeats), exposed)
-        for timed, exposed in _rank_ops(problem, candidate, table, counts)
-    ]
+    rank = seconds(problem, candidate, rank_work(problem, candidate))
+    for timed, exposed in zip(rank, _exposed_rank(problem, candidate, folded, rank), strict=True):
+        found.append(Exposed(timed, None, np.asarray(timed.op.repeats), exposed))
+    return found
 
 
 def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
@@ -113,7 +117,7 @@ def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
 
     With every rank of a host computing; this is what a rank can measure as its own.
     """
-    total = _totals(problem, candidates, _block_table(problem, candidates))[:, 0]
+    total = _fold(problem, candidates).total[:, _COMPUTE]
     load = _host_share(problem, candidates).load
     return candidates.num_micro_batches * total / candidates.pp * load
 
@@ -156,52 +160,64 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
     return table
 
 
-def _slowest(problem: Problem, c: Candidates, table: Column) -> tuple[Column, Column]:
-    """Return (counts [rows, kinds], parts [rows, 2, parts]) of the slowest pipeline rank."""
-    counts = problem.splits.counts[c.split]
-    per_block = table.sum(axis=(2, 3))
-    per_profile = np.einsum("rpk,rk->rp", counts, per_block)
-    slowest = np.argmax(per_profile, axis=1)
-    chosen = counts[np.arange(len(c)), slowest]
-    return chosen, np.einsum("rk,rkdq->rdq", chosen, table)
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """Block seconds added up over pipeline ranks, per micro-batch.
+
+    Attributes:
+        counts: Blocks of each kind on the slowest pipeline rank, shape [rows, kinds].
+        slowest: Its seconds, shape [rows, (forward, backward), parts].
+        total: Of all pipeline ranks, shape [rows, parts].
+    """
+
+    counts: Column
+    slowest: Column
+    total: Column
+
+    def take(self, rows: Column) -> "_Folded":
+        return _Folded(self.counts[rows], self.slowest[rows], self.total[rows])
+
+
+def _fold(problem: Problem, c: Candidates) -> _Folded:
+    """Add block seconds up by the split; reads BLOCK_COLUMNS and ``split``."""
+    keys, inverse = distinct(c, BLOCK_COLUMNS)
+    table = _block_table(problem, keys)[inverse]
+    splits = problem.splits
+    counts = splits.counts[c.split]
+    per_rank = np.einsum("rpk,rk->rp", counts, table.sum(axis=(2, 3)))
+    chosen = counts[np.arange(len(c)), np.argmax(per_rank, axis=1)]
+    blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
+    return _Folded(
+        chosen,
+        np.einsum("rk,rkdq->rdq", chosen, table),
+        np.einsum("rk,rkdq->rq", blocks, table),
+    )
 
 
 # -------------------------------------------------------------------------------- per step
 
 
-def _timed_rank(problem: Problem, c: Candidates) -> list[Timed]:
-    """Return the ops of a rank, priced on distinct values; the columns in ``op`` are theirs."""
-    keys, inverse = distinct(c, RANK_COLUMNS)
-    return [
-        replace(timed, seconds=timed.seconds[inverse], total_s=timed.total_s[inverse])
-        for timed in seconds(problem, keys, rank_work(problem, keys))
-    ]
-
-
-def _rank_ops(
-    problem: Problem, c: Candidates, table: Column, counts: Column
-) -> list[tuple[Timed, Column]]:
-    """Return gradient, parameter and optimizer ops with what data-parallel overlap leaves.
+def _exposed_rank(
+    problem: Problem, c: Candidates, folded: _Folded, rank: list[Timed]
+) -> list[Column]:
+    """Return what data-parallel overlap leaves of each rank op, and the optimizer, per step.
 
     Ops that run beside the same pass share its seconds in the order of the list.
     """
     overlap = overlaps_data_parallel(problem.framework)
-    budget = {
-        name: np.einsum("rk,rkq->r", counts, table[:, :, direction])
-        for direction, name in enumerate(("forward", "backward"))
-    }
+    budget = dict(zip(("forward", "backward"), folded.slowest.sum(axis=2).T, strict=True))
     load = _host_share(problem, c).load
-    found: list[tuple[Timed, Column]] = []
-    for timed in _timed_rank(problem, c):
-        exposed, under = timed.total_s, RANK_OVERLAPS.get(timed.op.name)
-        if not isinstance(timed.op, Communication):
+    found: list[Column] = []
+    for timed in rank:
+        op, exposed = timed.op, timed.total_s
+        under = RANK_OVERLAPS.get(op.name)
+        if not isinstance(op, Communication):
             exposed = exposed * load
         elif overlap and under is not None:
-            passes = np.where(c.zero_stage >= 2, c.num_micro_batches, 1)
-            available = budget[under] * passes
-            exposed = exposed_s(timed.total_s, available, timed.seconds * passes)
+            passes = np.maximum(1, op.passes)
+            exposed = exposed_s(timed.total_s, budget[under] * passes, timed.seconds * passes)
             budget[under] = np.maximum(0.0, budget[under] - timed.total_s / passes)
-        found.append((timed, exposed))
+        found.append(exposed)
     return found
 
 
@@ -221,47 +237,32 @@ def _fill_sends(c: Candidates) -> Column:
     return 2 * (stages - 1)
 
 
-def _price_chunk(problem: Problem, c: Candidates, table: Column) -> Priced:
-    counts, parts = _slowest(problem, c, table)
+def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Timed]) -> Priced:
     send = seconds(problem, c, [stage_send(problem, c)])[0].seconds
     m = c.num_micro_batches
-    total = _totals(problem, c, table)
-    slowest = parts.sum(axis=1)
-    waiting = slowest[:, 1:].sum(axis=1)
+    slowest = folded.slowest.sum(axis=1)
+    waiting = slowest[:, _COMPUTE + 1 :].sum(axis=1)
     host = _host_share(problem, c)
-    loop = step_s(
-        StageSeconds(
-            slowest_compute=slowest[:, 0],
-            slowest_waiting=waiting,
-            total_compute=total[:, 0],
-            total_waiting=total[:, 1:].sum(axis=1),
-            send=send,
-        ),
-        host,
-        c.schedule,
-        c.pp,
-        m,
-        c.virtual_stages,
+    stage = StageSeconds(
+        slowest_compute=slowest[:, _COMPUTE],
+        slowest_waiting=waiting,
+        total_compute=folded.total[:, _COMPUTE],
+        total_waiting=folded.total[:, _COMPUTE + 1 :].sum(axis=1),
+        send=send,
     )
+    loop = step_s(stage, host, c.schedule, c.pp, m, c.virtual_stages)
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
-    compute = np.minimum(m * slowest[:, 0] * host.load, loop - m * waiting - filled)
-    rank = _rank_ops(problem, c, table, counts)
-    optimizer = np.sum([exposed for timed, exposed in rank if timed.op.name == "optimizer"], axis=0)
+    compute = np.minimum(m * slowest[:, _COMPUTE] * host.load, loop - m * waiting - filled)
+    exposed = _exposed_rank(problem, c, folded, rank)
+    optimizer = exposed.pop([timed.op.name for timed in rank].index("optimizer"))
     return Priced(
         compute_s=compute,
-        tp_exposed_s=m * slowest[:, 1],
-        cp_exposed_s=m * slowest[:, 2],
-        ep_exposed_s=m * slowest[:, 3],
-        dp_exposed_s=np.sum([exposed for _, exposed in rank], axis=0) - optimizer,
+        tp_exposed_s=m * slowest[:, _PARTS.index("tp")],
+        cp_exposed_s=m * slowest[:, _PARTS.index("cp")],
+        ep_exposed_s=m * slowest[:, _PARTS.index("ep")],
+        dp_exposed_s=np.sum(exposed, axis=0),
         pp_exposed_s=filled,
         bubble_s=np.maximum(0.0, loop - compute - m * waiting - filled),
         optimizer_s=optimizer,
         host_s=np.full(len(c), problem.host_overhead_s),
     )
-
-
-def _totals(problem: Problem, c: Candidates, table: Column) -> Column:
-    """Return seconds per micro-batch of all pipeline ranks together, [rows, parts]."""
-    splits = problem.splits
-    blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
-    return np.einsum("rk,rkdq->rq", blocks, table)

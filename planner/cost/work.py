@@ -135,7 +135,10 @@ class HostWork:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """One collective on an axis; ``size_bytes`` is nccl-tests' S."""
+    """One collective on an axis; ``size_bytes`` is nccl-tests' S.
+
+    A rank op is done in ``passes`` per step, each beside one forward or backward.
+    """
 
     name: str
     phase: Phase
@@ -143,6 +146,7 @@ class Communication:
     axis: Axis
     op: Collective
     size_bytes: Column
+    passes: Column | float = 1.0
 
 
 Op: TypeAlias = Gemm | AttentionCore | MemoryBound | HostWork | Communication
@@ -502,12 +506,12 @@ def _reduce_experts(problem: Problem, c: Candidates, params: Column) -> list[Op]
 
 
 def _bucketed(
-    name: str, axis: Axis, op: Collective, num_bytes: Column, times: Column, problem: Problem
+    name: str, axis: Axis, op: Collective, num_bytes: Column, passes: Column, problem: Problem
 ) -> Communication:
-    """Return one call per bucket; ``repeats`` counts calls, ``times`` whole passes."""
+    """Return one call per bucket and pass."""
     bucket = GRADIENT_BUCKET_BYTES[problem.framework].value
     calls = np.maximum(1, np.ceil(num_bytes / bucket))
-    return Communication(name, "step", calls * times, axis, op, num_bytes / calls)
+    return Communication(name, "step", calls * passes, axis, op, num_bytes / calls, passes)
 
 
 def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:
