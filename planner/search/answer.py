@@ -1,0 +1,289 @@
+"""The best candidate of a ranking as the parts of a plan, and what came after it."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from planner.constants import GRADIENT_BUCKET_BYTES, Constant
+from planner.cost.collectives import thresholds
+from planner.cost.memory import memory
+from planner.cost.problem import Problem
+from planner.cost.step import Exposed, Priced, timed_ops
+from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound
+from planner.frameworks import overlaps_data_parallel
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.groups import Group, axis_group
+from planner.model.blocks import model_flop_per_token, parameter_count
+from planner.model.spec import ModelSpec
+from planner.plan import (
+    Axis,
+    BatchSplit,
+    Breakdown,
+    CollectiveChoice,
+    Interval,
+    MemoryParts,
+    ModelSummary,
+    Pipeline,
+    Prediction,
+    Probe,
+    RankRule,
+    RejectedReason,
+    RunnerUp,
+    Sharding,
+    Stage,
+    StageMemory,
+    TimedOp,
+    document_hash,
+)
+from planner.request import Constraints
+from planner.search.explain import why_slower
+from planner.search.rank import Ranking, rank
+
+__all__ = ["answer"]
+
+_PROBED_LAYOUTS: Final = 8
+
+
+def answer(problem: Problem, ranking: Ranking, *, top_k: int, spread: Constant) -> dict[str, Any]:
+    """Return the fields of a ``Plan`` that follow from the ranking.
+
+    Args:
+        problem: What was searched.
+        ranking: Best first.
+        top_k: Runners-up to list.
+        spread: Half the width of the interval around the step time, as a fraction.
+    """
+    best = ranking.candidates.take(np.array([0]))
+    ops = timed_ops(problem, best)
+    layout = best.layout(0)
+    return {
+        "model": _model(problem.model),
+        "layout": layout,
+        "ranks": RankRule(ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size)),
+        "batch": BatchSplit(
+            micro_batch_size=int(best.micro_batch_size[0]),
+            num_micro_batches=int(best.num_micro_batches[0]),
+        ),
+        "pipeline": _pipeline(problem, best),
+        "sharding": _sharding(problem, best),
+        "recompute": RECOMPUTE_MODES[int(best.recompute[0])],
+        "collectives": tuple(_collectives(problem, best, ops)),
+        "prediction": _prediction(problem, ranking.priced, spread),
+        "memory": tuple(_memory(problem, best)),
+        "ops": tuple(
+            _timed_op(best, op) for op in ops if op.repeats[0] > 0 and op.exposed_s[0] > 0
+        ),
+        "probes": tuple(_probes(problem, best)),
+        "runners_up": _runners_up(ranking, top_k),
+        "rejected": tuple(
+            RejectedReason(reason=reason, count=count)
+            for reason, count in sorted(ranking.rejected.items(), key=lambda item: -item[1])
+        ),
+        "num_candidates": ranking.num_candidates,
+    }
+
+
+def _model(model: ModelSpec) -> ModelSummary:
+    return ModelSummary(
+        name=model.name,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        vocab_size=model.vocab_size,
+        num_params=parameter_count(model),
+        num_active_params=parameter_count(model, active=True),
+        fingerprint=document_hash(model),
+    )
+
+
+def _pipeline(problem: Problem, best: Candidates) -> Pipeline:
+    pp, sizes = int(best.pp[0]), problem.splits.layers[int(best.split[0])]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return Pipeline(
+        schedule=SCHEDULES[int(best.schedule[0])],
+        stages=tuple(
+            Stage(
+                pp_rank=stage % pp,
+                chunk=stage // pp,
+                first_layer=int(starts[stage]),
+                num_layers=size,
+                embedding=stage == 0,
+                head=stage == len(sizes) - 1,
+            )
+            for stage, size in enumerate(sizes)
+        ),
+    )
+
+
+def _sharding(problem: Problem, best: Candidates) -> Sharding:
+    overlap, zero = overlaps_data_parallel(problem.framework), int(best.zero_stage[0])
+    return Sharding(
+        zero_stage=zero,
+        sequence_parallel=bool(best.sequence_parallel[0]),
+        overlap_gradient_reduce=overlap,
+        overlap_parameter_gather=overlap and zero > 0,
+        gradient_bucket_bytes=int(GRADIENT_BUCKET_BYTES[problem.framework].value),
+    )
+
+
+def _collectives(
+    problem: Problem, best: Candidates, ops: list[Exposed]
+) -> Iterator[CollectiveChoice]:
+    """Yield a choice per axis and operation, at the size that costs the step most."""
+    heaviest: dict[tuple[str, str], Exposed] = {}
+    for exposed in ops:
+        op = exposed.timed.op
+        if isinstance(op, Communication) and exposed.timed.seconds[0] > 0 < exposed.repeats[0]:
+            key = (op.axis, op.op)
+            total = exposed.timed.seconds[0] * exposed.repeats[0]
+            now = heaviest.get(key)
+            if now is None or total > now.timed.seconds[0] * now.repeats[0]:
+                heaviest[key] = exposed
+    for exposed in heaviest.values():
+        op, choice = exposed.timed.op, exposed.timed.choice
+        assert isinstance(op, Communication), "only these were collected"
+        assert choice is not None, "every collective was chosen"
+        group = axis_group(problem.fabric, best, op.axis)
+        first, second = int(choice.index[0]), int(choice.runner_up[0])
+        has_next = first != second and np.isfinite(choice.runner_up_s[0])
+        yield CollectiveChoice(
+            axis=op.axis,
+            op=op.op,
+            group_size=int(group.degree[0]),
+            size_bytes=round(float(op.size_bytes[0])),
+            algorithm=choice.algorithms[first],
+            predicted_s=float(choice.seconds[0]),
+            runner_up=choice.algorithms[second] if has_next else None,
+            runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
+            thresholds=thresholds(op.op, problem.fabric, _first_row(group)),
+        )
+
+
+def _first_row(group: Group) -> Group:
+    return Group(group.degree[:1], tuple(members[:1] for members in group.members))
+
+
+def _prediction(problem: Problem, priced: Priced, spread: Constant) -> Prediction:
+    training, gpus = problem.training, problem.fabric.num_gpus
+    breakdown = Breakdown(
+        **{name: float(getattr(priced, name)[0]) for name in Breakdown.model_fields}
+    )
+    step_time_s = breakdown.total_s()
+    num_tokens = training.global_batch_size * training.seq_len
+    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len)
+    peak = problem.device.peak_flop_per_s[training.precision] * gpus
+    return Prediction(
+        step_time_s=step_time_s,
+        interval=Interval(
+            low_s=step_time_s * (1 - spread.value),
+            high_s=step_time_s * (1 + spread.value),
+            basis=spread.source,
+        ),
+        breakdown=breakdown,
+        tokens_per_s=num_tokens / step_time_s,
+        tokens_per_s_per_gpu=num_tokens / step_time_s / gpus,
+        model_flop_per_step=flop,
+        mfu=None if problem.fabric.cores_per_node else flop / step_time_s / peak,
+        bubble_fraction=breakdown.bubble_s / step_time_s,
+    )
+
+
+def _memory(problem: Problem, best: Candidates) -> Iterator[StageMemory]:
+    """Yield one entry per distinct pipeline rank content, at its earliest rank."""
+    parts = memory(problem, best)
+    split = int(best.split[0])
+    for profile in np.flatnonzero(problem.splits.multiplicity[split] > 0):
+        rounded = MemoryParts(
+            **{
+                name: round(float(getattr(parts, name)[0, profile]))
+                for name in MemoryParts.model_fields
+            }
+        )
+        yield StageMemory(
+            pp_rank=int(problem.splits.first_rank[split, profile]),
+            parts=rounded,
+            total_bytes=rounded.total_bytes(),
+            capacity_bytes=round(problem.device.memory_bytes),
+        )
+
+
+def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
+    timed = exposed.timed
+    op = timed.op
+    common = {
+        "name": op.name,
+        "phase": op.phase,
+        "block": exposed.block or "",
+        "seconds": float(timed.seconds[0]),
+        "repeats": float(exposed.repeats[0]),
+        "exposed_s": float(exposed.exposed_s[0]),
+    }
+    match op:
+        case Communication():
+            assert timed.choice is not None, "every collective was chosen"
+            return TimedOp(
+                **common,
+                axis=op.axis,
+                op=op.op,
+                algorithm=timed.choice.algorithms[int(timed.choice.index[0])],
+                group_size=best.layout(0).degree(op.axis),
+                size_bytes=round(float(op.size_bytes[0])),
+            )
+        case MemoryBound():
+            return TimedOp(**common, memory_bytes=float(op.num_bytes[0]))
+        case Gemm() | AttentionCore():
+            return TimedOp(**common, flop=float(op.flop[0]))
+        case HostWork():
+            return TimedOp(**common)
+
+
+def _probes(problem: Problem, best: Candidates) -> Iterator[Probe]:
+    """Yield what the executor times before training, so that layouts not run can be priced.
+
+    The messages of the best layouts of the whole space, whatever this request holds fixed, in
+    five geometric steps on the winner's largest group: that tells latency and bandwidth apart.
+    Other frameworks run no probes.
+    """
+    layout = best.layout(0)
+    axes: tuple[Axis, ...] = ("tp", "dp_cp")
+    axis = max(axes, key=layout.degree)
+    if problem.framework != "executor" or layout.degree(axis) == 1:
+        return
+    free = rank(problem, Constraints())
+    sizes = [
+        float(op.timed.op.size_bytes[0])
+        for row in _distinct_layouts(free)[:_PROBED_LAYOUTS]
+        for op in timed_ops(problem, free.candidates.take(np.array([row])))
+        if isinstance(op.timed.op, Communication) and op.exposed_s[0] > 0
+    ]
+    if sizes:
+        steps = np.geomspace(min(sizes), max(sizes), 5)
+        whole = {8 * round(size / 8) for size in steps}
+        yield Probe(axis=axis, op="all_reduce", sizes_bytes=tuple(sorted(whole)))
+
+
+def _distinct_layouts(ranking: Ranking) -> list[int]:
+    """Return the best row of every layout, in rank order."""
+    c = ranking.candidates
+    degrees = np.stack(
+        [c.tp, c.cp, c.pp, c.ep, c.etp, c.dp_shard, c.dp_replicate, c.virtual_stages], axis=1
+    )
+    _, first = np.unique(degrees, axis=0, return_index=True)
+    return sorted(int(row) for row in first)
+
+
+def _runners_up(ranking: Ranking, top_k: int) -> tuple[RunnerUp, ...]:
+    c, times = ranking.candidates, ranking.priced.step_time_s()
+    return tuple(
+        RunnerUp(
+            layout=c.layout(row),
+            micro_batch_size=int(c.micro_batch_size[row]),
+            recompute=RECOMPUTE_MODES[int(c.recompute[row])],
+            zero_stage=int(c.zero_stage[row]),
+            step_time_s=float(times[row]),
+            slower_by=float(times[row] / times[0] - 1),
+            peak_memory_bytes=round(float(ranking.peak_bytes[row])),
+            why=why_slower(ranking.priced, row),
+        )
+        for row in _distinct_layouts(ranking)[1 : top_k + 1]
+    )
