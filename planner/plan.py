@@ -206,7 +206,12 @@ class RankRule(Document):
     """How coordinates become ranks, and ranks become GPUs."""
 
     order: Literal["tp-cp-ep-dp-pp"] = "tp-cp-ep-dp-pp"
-    ranks_per_node: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1, description="ranks that one host starts")
+    ranks_per_unit: int = Field(
+        ge=1,
+        description="ranks on one unit of the innermost fabric level; hierarchical collectives "
+        "work inside and then across such units",
+    )
     node_permutation: tuple[int, ...] | None = Field(
         default=None, description="node of the i-th block of ranks; null = as listed"
     )

@@ -60,7 +60,10 @@ def answer(problem: Problem, ranking: Ranking, *, top_k: int, spread: Constant) 
     return {
         "model": _model(problem.model),
         "layout": layout,
-        "ranks": RankRule(ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size)),
+        "ranks": RankRule(
+            ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size),
+            ranks_per_unit=min(problem.fabric.levels[0].unit_size, layout.world_size),
+        ),
         "batch": BatchSplit(
             micro_batch_size=int(best.micro_batch_size[0]),
             num_micro_batches=int(best.num_micro_batches[0]),
