@@ -90,7 +90,7 @@ class ModelSpec(Document):
 
     name: Annotated[str, Field(min_length=1, max_length=120)]
     source: str = Field(description="where the figures come from")
-    num_layers: Annotated[int, Field(ge=1, le=10_000)]
+    num_layers: Annotated[int, Field(ge=1, le=4096)]
     hidden_size: Size
     vocab_size: Size
     attention: Annotated[

@@ -7,6 +7,7 @@ of which the earliest decides memory because it has most micro-batches in flight
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,10 @@ import numpy.typing as npt
 from planner.model.blocks import BLOCK_KINDS, BlockKind
 
 __all__ = ["SplitTable", "balanced_layers", "split_table"]
+
+
+# Halvings of the interval that the cheapest limit lies in: to the last bit of a double.
+_BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,47 +64,53 @@ def balanced_layers(
     >>> balanced_layers([1.0] * 10, 4)
     (2, 3, 3, 2)
     >>> balanced_layers([1.0] * 8, 4, last_extra=2.0)
-    (2, 3, 2, 1)
+    (2, 2, 3, 1)
     """
     prefix = np.concatenate([[0.0], np.cumsum(layer_costs)])
-    num_layers = len(layer_costs)
     extra = np.zeros(num_stages)
     extra[0] += first_extra
     extra[-1] += last_extra
-    # best[s, l]: smallest possible maximum when the first s stages hold the first l layers.
-    best = np.full((num_stages + 1, num_layers + 1), np.inf)
-    best[0, 0] = 0.0
+    low, high = 0.0, float(prefix[-1] + extra.sum()) * (1 + 1e-9)
+    for _ in range(_BISECTIONS):
+        limit = (low + high) / 2
+        low, high = (low, limit) if _cut(prefix, extra, limit) else (limit, high)
+    sizes = _cut(prefix, extra, high)
+    assert sizes is not None, "everything fits under the sum of all costs"
+    return sizes
+
+
+def _cut(
+    prefix: npt.NDArray[np.float64], extra: npt.NDArray[np.float64], limit: float
+) -> tuple[int, ...] | None:
+    """Return layers per stage, none over ``limit``, or None if there is no such cut.
+
+    From the back, every stage takes its even share of what is left, or as near to it as the limit
+    allows and the stages before it can hold.
+    """
+    num_stages, num_layers = len(extra), len(prefix) - 1
+    # furthest[s]: most layers that the first s stages hold under the limit, one each at least
+    furthest = [0]
     for stage in range(num_stages):
-        for end in range(stage + 1, num_layers + 1):
-            starts = np.arange(stage, end)
-            worst = np.maximum(best[stage, starts], prefix[end] - prefix[starts] + extra[stage])
-            best[stage + 1, end] = worst.min()
-    limit = best[num_stages, num_layers] * (1 + 1e-12)
-    return _most_even(prefix, extra, best, limit)
-
-
-def _most_even(
-    prefix: npt.NDArray[np.float64],
-    extra: npt.NDArray[np.float64],
-    best: npt.NDArray[np.float64],
-    limit: float,
-) -> tuple[int, ...]:
-    """Cut from the back under ``limit``, each stage as near to the mean of what is left."""
-    num_stages = len(extra)
-    end = len(prefix) - 1
+        end = int(np.searchsorted(prefix, prefix[furthest[-1]] + limit - extra[stage], "right")) - 1
+        if end <= furthest[-1] and furthest[-1] < num_layers:
+            return None
+        furthest.append(min(end, num_layers))
+    if furthest[-1] < num_layers:
+        return None
     sizes: list[int] = []
+    end = num_layers
     for stage in range(num_stages - 1, -1, -1):
-        starts = np.arange(stage, end)
-        fits = (prefix[end] - prefix[starts] + extra[stage] <= limit) & (
-            best[stage, starts] <= limit
-        )
-        allowed = end - starts[fits]
-        mean = end / (stage + 1)
-        # the last stage rounds down, the others up, so that the remainder lies in the middle
-        last = stage == num_stages - 1 and num_stages > 1
-        distance = np.abs(allowed - mean) + np.where((allowed > mean) == last, 1e-3, 0.0)
-        sizes.append(int(allowed[np.argmin(distance)]))
-        end -= sizes[-1]
+        first = int(np.searchsorted(prefix, prefix[end] + extra[stage] - limit, "left"))
+        earliest = max(first, stage)  # a layer is left for each stage before
+        latest = min(furthest[stage], end - 1)
+        if earliest > latest:
+            return None
+        # the last stage rounds down and the others up, so that a remainder lies in the middle
+        is_last = stage == num_stages - 1 and num_stages > 1
+        share = end // (stage + 1) if is_last else -(-end // (stage + 1))
+        start = min(max(end - share, earliest), latest)
+        sizes.append(end - start)
+        end = start
     return tuple(reversed(sizes))
 
 
