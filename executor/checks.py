@@ -1,5 +1,6 @@
 """Which plans this executor can run: one list of what it cannot honour, each by name."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
@@ -85,16 +86,23 @@ def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     asked = {choice.algorithm, *(threshold.algorithm for threshold in choice.thresholds)}
     for algorithm in sorted(asked - known):
         yield f"collectives: {algorithm} for {choice.op} on {choice.axis}"
-    if "hierarchical" in asked & known and not _hosts_are_even(plan):
-        yield (
-            f"collectives: hierarchical on dp_cp with ranks.ranks_per_node="
-            f"{plan.ranks.ranks_per_node}, which gives hosts different numbers of its ranks"
-        )
+    if "hierarchical" in asked & known:
+        yield from _uneven_units(plan)
 
 
-def _hosts_are_even(plan: Plan) -> bool:
+def _uneven_units(plan: Plan) -> Iterator[str]:
+    """Yield the first dp_cp group whose members the units of the fabric share unevenly."""
+    per_unit = plan.ranks.ranks_per_unit
     for ranks in plan.groups("dp_cp"):
-        hosts = [rank // plan.ranks.ranks_per_node for rank in ranks]
-        if len({hosts.count(host) for host in hosts}) > 1:
-            return False
-    return True
+        members = Counter(rank // per_unit for rank in ranks)
+        if len(set(members.values())) > 1:
+            yield (
+                f"collectives: hierarchical for all_reduce on dp_cp with "
+                f"ranks.ranks_per_unit={per_unit}, which puts {list(members.values())} ranks of "
+                f"the group {_shown(ranks)} on its units (need equally many on each)"
+            )
+            return
+
+
+def _shown(ranks: tuple[int, ...]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"{list(ranks[:8])}... of {len(ranks)}"

@@ -1,4 +1,4 @@
-"""Process groups of every axis of a plan, and of the hosts inside an axis."""
+"""Process groups of every axis of a plan, and of the fabric units inside an axis."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class SplitGroup:
-    """One axis split by host: ``inside`` my host, and ``across`` hosts at my position inside."""
+    """One axis split by unit: ``inside`` my unit, and ``across`` units at my position inside.
+
+    A unit is one of the innermost fabric level, ``RankRule.ranks_per_unit`` consecutive ranks.
+    """
 
     inside: RankGroup
     across: RankGroup
@@ -59,7 +62,7 @@ def build_mesh(plan: Plan, *, rank: int, timeout: timedelta) -> Mesh:
         rank=rank,
         coordinates=plan.coordinates(rank),
         groups=groups,
-        split_dp_cp=_split_by_host(plan, builder) if _reduces_hierarchically(plan) else None,
+        split_dp_cp=_split_by_unit(plan, builder) if _reduces_hierarchically(plan) else None,
     )
 
 
@@ -97,14 +100,14 @@ def _reduces_hierarchically(plan: Plan) -> bool:
     )
 
 
-def _split_by_host(plan: Plan, builder: _Builder) -> SplitGroup:
-    """Split the dp_cp groups by host; ``executor.checks`` has seen that hosts hold equally many."""
+def _split_by_unit(plan: Plan, builder: _Builder) -> SplitGroup:
+    """Split the dp_cp groups by unit; ``executor.checks`` has seen that units hold equally many."""
     inside: list[tuple[int, ...]] = []
     across: list[tuple[int, ...]] = []
     for ranks in plan.groups("dp_cp"):
-        hosts: dict[int, list[int]] = {}
+        units: dict[int, list[int]] = {}
         for rank in ranks:
-            hosts.setdefault(rank // plan.ranks.ranks_per_node, []).append(rank)
-        inside += [tuple(members) for members in hosts.values()]
-        across += list(zip(*hosts.values(), strict=True))
+            units.setdefault(rank // plan.ranks.ranks_per_unit, []).append(rank)
+        inside += [tuple(members) for members in units.values()]
+        across += list(zip(*units.values(), strict=True))
     return SplitGroup(inside=builder.mine(inside), across=builder.mine(across))

@@ -34,10 +34,10 @@ def reduce_buckets(
 
 
 def hierarchical_all_reduce(bucket: torch.Tensor, split: SplitGroup) -> None:
-    """Sum ``bucket`` in place: reduce_scatter in the host, all_reduce across, all_gather back.
+    """Sum ``bucket`` in place: reduce_scatter in the unit, all_reduce across, all_gather back.
 
-    Each host sends 1/n of the bucket per rank to the others instead of all of it (n = ranks of
-    the host). A size that n does not divide is padded with zeros in a copy.
+    Each unit sends 1/n of the bucket per rank to the others instead of all of it (n = ranks of
+    the unit). A size that n does not divide is padded with zeros in a copy.
     """
     size = split.inside.size
     padding = -bucket.numel() % size

@@ -84,12 +84,16 @@ def make_plan(
     precision: str = "fp64",
     optimizer: str = "adamw",
     ranks_per_node: int = 4,
+    ranks_per_unit: int | None = None,
     gradient_algorithm: Algorithm = "ring",
     bucket_bytes: int = 100_000,
     probes: tuple[Probe, ...] = (),
     **changes: Any,
 ) -> Plan:
-    """Return a plan for one layout; ``changes`` replace whole fields of the plan."""
+    """Return a plan for one layout; ``changes`` replace whole fields of the plan.
+
+    The innermost fabric unit is the emulated host unless ``ranks_per_unit`` says otherwise.
+    """
     layout = Layout(tp=tp, pp=pp, dp_replicate=dp)
     parts = MemoryParts(**dict.fromkeys(MemoryParts.model_fields, 0))
     fields: dict[str, Any] = {
@@ -106,7 +110,9 @@ def make_plan(
             }
         ),
         "layout": layout,
-        "ranks": RankRule(ranks_per_node=ranks_per_node),
+        "ranks": RankRule(
+            ranks_per_node=ranks_per_node, ranks_per_unit=ranks_per_unit or ranks_per_node
+        ),
         "batch": BatchSplit(
             micro_batch_size=micro_batch_size,
             num_micro_batches=global_batch_size // (micro_batch_size * dp),

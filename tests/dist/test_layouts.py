@@ -35,7 +35,7 @@ PLANS: dict[str, tuple[Plan, int]] = {
     "dp4 hierarchical": (
         make_plan(
             dp=4,
-            ranks_per_node=2,
+            ranks_per_unit=2,
             gradient_algorithm="hierarchical",
             bucket_bytes=ODD_BUCKET_BYTES,
         ),

@@ -13,9 +13,13 @@ SUPPORTED = {
     "one rank": make_plan(),
     "dp4": make_plan(dp=4),
     "dp4 tree": make_plan(dp=4, gradient_algorithm="tree"),
-    "dp4 hierarchical on two hosts": make_plan(
-        dp=4, ranks_per_node=2, gradient_algorithm="hierarchical"
+    "dp4 hierarchical on two units": make_plan(
+        dp=4, ranks_per_unit=2, gradient_algorithm="hierarchical"
     ),
+    "dp4 hierarchical on two units of many hosts": make_plan(
+        dp=4, ranks_per_node=3, ranks_per_unit=2, gradient_algorithm="hierarchical"
+    ),
+    "dp4 flat on uneven units": make_plan(dp=4, ranks_per_unit=3),
     "tp2 dp2 recompute": make_plan(tp=2, dp=2, recompute="full"),
     "pp2 gpipe": make_plan(pp=2, schedule="gpipe"),
     "pp2 uneven": make_plan(pp=2, layers=(3, 1)),
@@ -100,9 +104,16 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         ),
         "collectives: hierarchical for all_reduce on tp",
     ),
-    "uneven hosts": (
-        make_plan(dp=4, ranks_per_node=3, gradient_algorithm="hierarchical"),
-        "hosts different numbers",
+    "uneven units": (
+        make_plan(dp=4, ranks_per_node=4, ranks_per_unit=3, gradient_algorithm="hierarchical"),
+        "collectives: hierarchical for all_reduce on dp_cp with ranks.ranks_per_unit=3, which "
+        "puts [3, 1] ranks of the group [0, 1, 2, 3] on its units",
+    ),
+    "uneven units of a strided group": (
+        make_plan(
+            tp=2, dp=3, ranks_per_unit=4, global_batch_size=6, gradient_algorithm="hierarchical"
+        ),
+        "puts [2, 1] ranks of the group [0, 2, 4] on its units",
     ),
 }
 
@@ -143,7 +154,7 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
         "gradient_bucket_bytes",
     }  # fmt: skip
     assert set(RankRule.model_fields) == {
-        "order", "ranks_per_node", "node_permutation", "left_out_gpus",
+        "order", "ranks_per_node", "ranks_per_unit", "node_permutation", "left_out_gpus",
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads",

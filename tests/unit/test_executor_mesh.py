@@ -83,15 +83,15 @@ def test_two_axes_of_one_generator_meet_in_one_rank(created: list[tuple[int, ...
                 assert shared == {mesh.rank}
 
 
-def test_hierarchical_reduction_splits_dp_by_host(created: list[tuple[int, ...]]) -> None:
-    plan = make_plan(dp=8, ranks_per_node=4, gradient_algorithm="hierarchical")
+def test_hierarchical_reduction_splits_dp_by_unit(created: list[tuple[int, ...]]) -> None:
+    plan = make_plan(dp=8, ranks_per_node=2, ranks_per_unit=4, gradient_algorithm="hierarchical")
     for mesh in meshes(plan):
         assert mesh.split_dp_cp is not None
-        host, place = divmod(mesh.rank, 4)
-        assert mesh.split_dp_cp.inside.ranks == tuple(range(4 * host, 4 * host + 4))
+        unit, place = divmod(mesh.rank, 4)
+        assert mesh.split_dp_cp.inside.ranks == tuple(range(4 * unit, 4 * unit + 4))
         assert mesh.split_dp_cp.across.ranks == (place, place + 4)
 
 
-def test_no_host_groups_are_built_for_a_flat_plan(created: list[tuple[int, ...]]) -> None:
-    build_mesh(make_plan(dp=4, ranks_per_node=2), rank=0, timeout=timedelta(seconds=1))
+def test_no_unit_groups_are_built_for_a_flat_plan(created: list[tuple[int, ...]]) -> None:
+    build_mesh(make_plan(dp=4, ranks_per_unit=2), rank=0, timeout=timedelta(seconds=1))
     assert created == [(0, 1, 2, 3)]
