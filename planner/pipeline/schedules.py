@@ -3,9 +3,11 @@
 Ranks are the ``num_stages`` members of one pipeline group; with ``virtual_stages`` chunks each,
 chunk ``c`` of rank ``r`` is stage ``c * num_stages + r`` of the model. torch 2.13 publishes an
 order too (``Schedule1F1B.pipeline_order``), but on the last stage it starts at F1, so orders are
-generated here and the executor's tests compare what torch really runs with them.
+generated here.
 
-Pure Python: the simulator, the cost model and the executor's tests share these functions.
+Today these orders are a reference for tests, and nothing else reads them: the executor's tests
+hold what torch really runs to them, and the tests of ``planner.pipeline.laws`` play them out
+action by action and hold the closed forms, which price a plan, to the result.
 """
 
 from collections.abc import Iterator
