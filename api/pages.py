@@ -10,9 +10,10 @@ from planner import units
 
 __all__ = ["Pages"]
 
-# Inline styles only (bar widths); no script, no foreign host, no framing.
+# Inline styles only (bar widths); no script, no foreign host, no framing. The icon is an empty
+# data: link, which keeps browsers from asking for /favicon.ico.
 _POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
 )
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
@@ -160,9 +161,9 @@ def plan(
     found = make_plan(resolved, constants)
     _write(output, found.model_dump_json(indent=2))
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        _print(found.model_dump_json(indent=2))
     else:
-        show_plan(_console(), found)
+        show_plan(_console(), found, str(output or "plan.json"))
 
 
 def _request_fields(request: str | None, **given: Any) -> dict[str, Any]:
@@ -225,7 +226,7 @@ def _constraint(text: str) -> tuple[str, Any]:
 def list_topologies(*, as_json: JsonFlag = False) -> None:
     """List the bundled topologies."""
     if as_json:
-        typer.echo(json.dumps(topology_names()))
+        _print(json.dumps(topology_names()))
     else:
         show_topologies(_console(), [load_topology(name) for name in topology_names()])
 
@@ -241,7 +242,7 @@ def show_topology(
     document = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
     fabric = compile_fabric(document, nodes)
     if as_json:
-        typer.echo(document.model_dump_json(indent=2))
+        _print(document.model_dump_json(indent=2))
     else:
         show_fabric(_console(), document, fabric)
 
@@ -250,7 +251,7 @@ def show_topology(
 def list_models(*, as_json: JsonFlag = False) -> None:
     """List the bundled models."""
     if as_json:
-        typer.echo(json.dumps(model_names()))
+        _print(json.dumps(model_names()))
     else:
         show_models(_console(), {name: load_model(name) for name in model_names()})
 
@@ -270,7 +271,7 @@ def show_one_model(
     else:
         spec = validated(ModelSpec, field, source=name)
     if as_json:
-        typer.echo(spec.model_dump_json(indent=2))
+        _print(spec.model_dump_json(indent=2))
     else:
         show_model(_console(), spec)
 
@@ -314,7 +315,7 @@ def calibrate(
     result = fit_calibration(measured)
     document = result.model_dump_json(indent=2)
     if output is None:
-        typer.echo(document)
+        _print(document)
     else:
         _write(output, document)
         _say(f"calibration {result.id} of {result.topology} from {len(runs)} runs is in {output}")
@@ -350,13 +351,29 @@ def serve(
         "api.app:create_app", factory=True, host=host, port=port, server_header=False
     )
     config.load()  # refuses bad settings before anything is promised
-    _say(_welcome(host, port, has_token=bool(os.environ.get("COMMPLAN_TOKEN"))))
+    with _listening(host, port) as listener:
+        _say(_welcome(host, port, has_token=bool(os.environ.get("COMMPLAN_TOKEN"))))
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there.
+
+    Raises:
+        InvalidInputError: The port is taken, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        uvicorn.Server(config).run()
-    except KeyboardInterrupt:
-        return
-    except SystemExit as exc:  # uvicorn has said why it cannot listen
-        raise typer.Exit(EXIT_BAD_INPUT) from exc
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        other = port + 1 if port < 65535 else port - 1
+        raise InvalidInputError(
+            f"cannot listen on port {port} of {host}: {reason}; try another port: --port {other}, "
+            f"or make run PORT={other}",
+            where="port",
+        ) from exc
 
 
 def _welcome(host: str, port: int, *, has_token: bool) -> str:
@@ -369,7 +386,7 @@ def _welcome(host: str, port: int, *, has_token: bool) -> str:
         "training": {"global_batch_size": 1024, "seq_len": 8192},
     }
     return (
-        f"open {address}/ or try\n"
+        f"the page is at {address}/ and the API at {address}/docs; or try\n"
         f"  curl -s {address}/plan {token}-H 'Content-Type: application/json' "
         f"-d '{json.dumps(body)}'"
     )
@@ -415,8 +432,26 @@ def _write(path: Path | None, document: str) -> None:
         raise InvalidInputError(f"{path}: cannot be written: {reason}", where=str(path)) from exc
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        _leave_closed_pipe()
+
+
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    return _Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def _print(document: str) -> None:
+    try:
+        typer.echo(document)
+    except BrokenPipeError:
+        _leave_closed_pipe()
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """Leave in peace: who reads, ``head`` for one, has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit
 
 
 def _say(message: str) -> None:

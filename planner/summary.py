@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from planner.plan import Plan, StageMemory
-from planner.units import format_bytes, format_rate, format_seconds
+from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
     "Part",
     "basis",
     "headline",
     "launch_command",
+    "launch_notes",
+    "layout_rows",
     "memory_parts",
     "peak_stage",
     "time_parts",
@@ -53,7 +56,8 @@ def headline(plan: Plan) -> str:
     mfu = "" if prediction.mfu is None else f", MFU {100 * prediction.mfu:.1f} %"
     return (
         f"{plan.model.name} on {plan.layout.world_size:,} ranks of {plan.topology}: run it as "
-        f"{plan.layout} with micro-batches of {plan.batch.micro_batch_size}, "
+        f"{plan.layout} with ZeRO-{plan.sharding.zero_stage}, {_recompute(plan)} and "
+        f"micro-batches of {plan.batch.micro_batch_size}, "
         f"{format_seconds(prediction.step_time_s)} a step "
         f"({format_seconds(prediction.interval.low_s)} to "
         f"{format_seconds(prediction.interval.high_s)}), "
@@ -95,13 +99,35 @@ def memory_parts(stage: StageMemory) -> list[Part]:
     ]
 
 
+def layout_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return (what, how) of every decision but the collectives, in words."""
+    sharding, batch, training = plan.sharding, plan.batch, plan.training
+    sequences = "sequence parallel" if sharding.sequence_parallel else "no sequence parallel"
+    model, params = plan.model, f"{format_count(plan.model.num_params)} parameters"
+    if _has_experts(plan):
+        params += f" ({format_count(model.num_active_params)} active)"
+    return [
+        ("ranks", f"{plan.layout} (order {plan.ranks.order}, {plan.ranks.ranks_per_node} a node)"),
+        (
+            "batch",
+            f"{training.global_batch_size:,} sequences of {training.seq_len:,} tokens = "
+            f"micro-batch {batch.micro_batch_size} x {batch.num_micro_batches} micro-batches "
+            f"x dp {plan.layout.dp}",
+        ),
+        ("pipeline", _pipeline(plan)),
+        ("sharding", f"ZeRO-{sharding.zero_stage}, {sequences}, {_recompute(plan)}"),
+        ("model", f"{params}, {training.precision}, {training.optimizer}"),
+    ]
+
+
 def launch_command(plan: Plan, plan_source: str) -> str:
     """Return the torchrun line that starts ``plan`` on every node.
 
     Args:
         plan: What to run.
         plan_source: URL or file that the training script reads the plan from. Megatron-LM reads
-            no plan: its line has the plan's choices as arguments, and leaves model and data open.
+            no plan: its line has the plan's choices as arguments, and leaves model and data open;
+            ``launch_notes`` says what it cannot carry.
     """
     per_node = min(plan.ranks.ranks_per_node, plan.layout.world_size)
     nodes = -(-plan.layout.world_size // per_node)
@@ -110,51 +136,180 @@ def launch_command(plan: Plan, plan_source: str) -> str:
         if nodes == 1
         else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
     )
-    script = (
-        f"examples/train_gpt.py --plan {plan_source}"
-        if plan.framework == "executor"
-        else f"pretrain_gpt.py $MODEL_AND_DATA_ARGS {' '.join(_megatron_arguments(plan))}"
-    )
-    return f"torchrun {where} --nproc-per-node {per_node} {script}"
+    if plan.framework == "executor":
+        script = f"examples/train_gpt.py --plan {plan_source}"
+        return f"torchrun {where} --nproc-per-node {per_node} {script}"
+    script = f"pretrain_gpt.py $MODEL_AND_DATA_ARGS {' '.join(_megatron_arguments(plan))}"
+    return f"{_megatron_environment(plan)}torchrun {where} --nproc-per-node {per_node} {script}"
+
+
+def launch_notes(plan: Plan) -> list[str]:
+    """Return what the launch line leaves open or cannot say, one sentence each."""
+    notes = list(_placement_notes(plan))
+    if plan.framework == "executor":
+        return notes
+    return [
+        f"argument names are those of Megatron-LM {_MEGATRON}; no Megatron was at hand to run them",
+        "$MODEL_AND_DATA_ARGS (sizes of the model, tokenizer, data, learning rate) is yours",
+        "NCCL picks the algorithm of each collective; the plan's choices are not forced on it",
+        *_megatron_omissions(plan),
+        *notes,
+    ]
+
+
+def _pipeline(plan: Plan) -> str:
+    """Return schedule and layers of the stages, equal neighbours told once."""
+    stages = plan.pipeline.stages
+    if len(stages) == 1:
+        return f"one stage of {stages[0].num_layers} layers"
+    runs = [(size, len(list(run))) for size, run in groupby(stage.num_layers for stage in stages)]
+    layers = ", ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
+    chunks = plan.layout.virtual_stages
+    each = f" ({chunks} on each of {plan.layout.pp} ranks)" if chunks > 1 else ""
+    return f"{plan.pipeline.schedule}, {len(stages)} stages{each}, layers {layers}"
+
+
+def _recompute(plan: Plan) -> str:
+    return f"{'no' if plan.recompute == 'none' else plan.recompute} recompute"
+
+
+def _has_experts(plan: Plan) -> bool:
+    active = plan.model.num_active_params
+    return active < plan.model.num_params or any(op.block == "moe" for op in plan.ops)
+
+
+# -------------------------------------------------------------------------------- Megatron-LM
+
+# Names as in megatron/training/arguments.py and the dataclasses its arguments are made from.
+_MEGATRON: Final = "core 0.20 (d98e8a64)"
+
+
+def _is_fsdp(plan: Plan) -> bool:
+    return plan.sharding.zero_stage >= 2
+
+
+def _megatron_environment(plan: Plan) -> str:
+    """Return the variable without which Megatron refuses to start, or an empty string.
+
+    Its argument checks want 1 for tp or cp before Blackwell, and more than 1 for Megatron FSDP;
+    32 is what its own FSDP tests set.
+    """
+    if _is_fsdp(plan):
+        return "CUDA_DEVICE_MAX_CONNECTIONS=32 "
+    return "CUDA_DEVICE_MAX_CONNECTIONS=1 " if plan.layout.tp * plan.layout.cp > 1 else ""
 
 
 def _megatron_arguments(plan: Plan) -> Iterator[str]:
-    """Yield Megatron-LM's arguments for what the plan decides.
+    """Yield Megatron-LM's arguments for what the plan decides, ``_MEGATRON``'s names."""
+    yield from _degree_arguments(plan)
+    yield from _training_arguments(plan)
+    yield from _sharding_arguments(plan)
+    if plan.recompute == "selective":
+        modules = "layernorm moe_act" if _has_experts(plan) else "layernorm"
+        yield f"--recompute-granularity selective --recompute-modules {modules}"
+    elif plan.recompute == "full":
+        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
-    Names as of Megatron-LM d98e8a64 (megatron/training/arguments.py and the dataclasses it is
-    made from); the layout's letters as in its docs on custom pipeline layouts: E embedding,
-    t decoder layer, L loss, | between stages.
+
+def _degree_arguments(plan: Plan) -> Iterator[str]:
+    """Yield the degrees and the stages.
+
+    Letters as in Megatron's docs on custom pipeline layouts: E embedding, t decoder layer, L loss,
+    | between stages.
     """
-    layout, sharding = plan.layout, plan.sharding
+    layout = plan.layout
     yield f"--tensor-model-parallel-size {layout.tp}"
     yield f"--pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}"
-    if layout.ep * layout.etp > 1:
+    if layout.cp > 1:
+        yield "--cp-comm-type p2p"
+    if _has_experts(plan) or layout.ep * layout.etp > 1:
         yield f"--expert-model-parallel-size {layout.ep}"
         yield f"--expert-tensor-parallel-size {layout.etp}"
+        yield "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
     if layout.pp > 1:
         stages = "|".join(
             "E" * stage.embedding + "t" * stage.num_layers + "L" * stage.head
             for stage in plan.pipeline.stages
         )
         yield f"--pipeline-model-parallel-layout '{stages}'"
+
+
+def _training_arguments(plan: Plan) -> Iterator[str]:
+    training = plan.training
     yield f"--micro-batch-size {plan.batch.micro_batch_size}"
-    yield f"--global-batch-size {plan.training.global_batch_size}"
-    yield f"--seq-length {plan.training.seq_len}"
-    if plan.training.precision in ("bf16", "fp16"):
-        yield f"--{plan.training.precision}"
+    yield f"--global-batch-size {training.global_batch_size}"
+    yield f"--seq-length {training.seq_len}"
+    yield f"--optimizer {'adam' if training.optimizer == 'adamw' else training.optimizer}"
+    if training.precision in ("bf16", "fp8"):
+        yield "--bf16"
+        if training.precision == "fp8":
+            yield "--fp8-format hybrid"
+        if training.main_grads == "same":
+            yield "--grad-reduce-in-bf16"
+    elif training.precision == "fp16":
+        yield "--fp16"
+        if training.main_grads == "fp32":
+            yield "--accumulate-allreduce-grads-in-fp32"
+
+
+def _sharding_arguments(plan: Plan) -> Iterator[str]:
+    sharding, replicas = plan.sharding, plan.layout.dp_replicate
     if sharding.sequence_parallel:
         yield "--sequence-parallel"
-    if sharding.zero_stage == 1:
-        yield "--use-distributed-optimizer"
-    elif sharding.zero_stage > 1:
+    if _is_fsdp(plan):
         shared = "optim_grads" if sharding.zero_stage == 2 else "optim_grads_params"
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {shared}"
+        yield "--ckpt-format fsdp_dtensor --init-model-with-meta-device"
+    else:
+        if sharding.zero_stage == 1:
+            yield "--use-distributed-optimizer"
+        yield f"--ddp-bucket-size {_bucket_elements(plan)}"
+    if replicas > 1 and sharding.zero_stage > 0:
+        yield f"--num-distributed-optimizer-instances {replicas}"
+        if _is_fsdp(plan):
+            yield "--outer-dp-sharding-strategy no_shard"
     if sharding.overlap_gradient_reduce:
         yield "--overlap-grad-reduce"
-    if sharding.overlap_parameter_gather:
+    if sharding.overlap_parameter_gather and sharding.zero_stage > 0:
         yield "--overlap-param-gather"
-    if plan.recompute == "selective":
-        yield "--recompute-granularity selective"
-    elif plan.recompute == "full":
-        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
+def _bucket_elements(plan: Plan) -> int:
+    """Return the gradients in a bucket; Megatron counts them, the plan counts their bytes."""
+    same = {"fp32": 4, "fp64": 8}.get(plan.training.precision, 2)
+    width = same if plan.training.main_grads == "same" else max(4, same)
+    return max(1, plan.sharding.gradient_bucket_bytes // width)
+
+
+def _megatron_omissions(plan: Plan) -> Iterator[str]:
+    """Yield what the plan decides and Megatron has no argument for."""
+    sharding = plan.sharding
+    if plan.training.precision == "fp64":
+        yield "precision fp64 is left out: Megatron does not train in it"
+    if plan.pipeline.schedule == "gpipe":
+        yield "schedule gpipe is left out: Megatron runs 1F1B, plain or interleaved"
+    if _is_fsdp(plan):
+        yield (
+            f"gradient buckets of {sharding.gradient_bucket_bytes:,} bytes are left out: Megatron "
+            "FSDP sends layer by layer"
+        )
+    elif sharding.zero_stage == 0:
+        if plan.layout.dp_replicate > 1:
+            yield (
+                f"dp_shard {plan.layout.dp_shard} x dp_replicate {plan.layout.dp_replicate} is "
+                "left out: with ZeRO-0 nothing is shared out"
+            )
+        if sharding.overlap_parameter_gather:
+            yield "--overlap-param-gather is left out: with ZeRO-0 no parameters are gathered"
+
+
+def _placement_notes(plan: Plan) -> Iterator[str]:
+    """Yield what the operator must arrange before torchrun: order of nodes, unused GPUs."""
+    order = plan.ranks.node_permutation
+    if order is not None and list(order) != sorted(order):
+        nodes = ", ".join(map(str, order))
+        yield f"start the nodes with --node-rank 0, 1, ... in this order: {nodes}"
+    if plan.ranks.left_out_gpus:
+        gpus = ", ".join(map(str, plan.ranks.left_out_gpus))
+        yield f"GPUs {gpus} stay unused: hide them with CUDA_VISIBLE_DEVICES"

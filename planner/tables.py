@@ -1,6 +1,7 @@
 """Plans, topologies and models as tables for people; ``rich`` lays them out."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -11,32 +12,57 @@ from rich.table import Table
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import Plan, StageMemory
-from planner.summary import Part, basis, headline, memory_parts, peak_stage, time_parts
+from planner.summary import (
+    Part,
+    basis,
+    headline,
+    launch_command,
+    launch_notes,
+    layout_rows,
+    memory_parts,
+    peak_stage,
+    time_parts,
+)
 from planner.topology.document import TopologyDocument
 from planner.topology.fabric import Fabric
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = ["show_fabric", "show_model", "show_models", "show_plan", "show_topologies"]
 
-_BAR_WIDTH: Final = 40
+_BAR_WIDTH: Final = 36
+# Below this width the reasons of the runners-up stand under their table.
+_WIDE: Final = 110
 _MAX_VALUE_LENGTH: Final = 100
 
 
-def show_plan(out: Console, plan: Plan) -> None:
-    """Print a plan: the answer, then where time and memory go, then why not the others."""
+def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
+    """Print a plan: the answer, where time and memory go, why not the others, how to run it.
+
+    Args:
+        out: Where to.
+        plan: What.
+        plan_source: File or URL that the launch line names.
+    """
     stage = peak_stage(plan)
     out.print(headline(plan), style="bold", markup=False)
     out.print(basis(plan), markup=False)
+    layout = _table("what", "how")
+    for what, how in layout_rows(plan):
+        layout.add_row(what, escape(how))
+    _show(out, "layout", layout)
     _show(out, "one step", _time_table(plan))
     _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
     _show(out, "collectives", _collectives_table(plan))
-    _show(out, "runners-up", _runners_up_table(plan))
+    _show_runners_up(out, plan)
     rejected = _table("layouts>", "reason")
     for item in plan.rejected:
         rejected.add_row(f"{item.count:,}", escape(item.reason))
     _show(out, f"rejected of {plan.num_candidates:,} layouts", rejected)
     _show_assumptions(out, plan.assumptions)
-    out.print(f"plan {plan.id}; --json or --output FILE gives the document", markup=False)
+    _show_launch(out, plan, plan_source)
+    out.print(
+        f"\nplan {plan.id}; --json or --output {plan_source} gives the document", markup=False
+    )
 
 
 def show_topologies(out: Console, documents: Iterable[TopologyDocument]) -> None:
@@ -66,9 +92,8 @@ def show_fabric(out: Console, document: TopologyDocument, fabric: Fabric) -> Non
             escape(level.source),
         )
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
-    title = (
-        f"{document.name}: {num_nodes:,} nodes, {fabric.num_gpus:,} ranks on {document.device_name}"
-    )
+    nodes = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
+    title = f"{document.name}: {nodes}, {fabric.num_gpus:,} ranks on {document.device_name}"
     out.print(title, style="bold", markup=False)
     out.print(table)
     _show_assumptions(out, document.assumptions)
@@ -124,7 +149,7 @@ def _bar(part: Part) -> str:
 
 
 def _collectives_table(plan: Plan) -> Table:
-    table = _table("axis", "operation", "ranks>", "size>", "algorithm", "time>", "runner-up")
+    table = _table("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "runner-up")
     for choice in plan.collectives:
         runner_up = str(choice.runner_up or "none")
         if choice.runner_up_s is not None:
@@ -141,12 +166,15 @@ def _collectives_table(plan: Plan) -> Table:
     return table
 
 
-def _runners_up_table(plan: Plan) -> Table:
-    table = _table(
-        "layout", "micro-batch>", "recompute", "ZeRO>", "step>", "slower by>", "memory>", "why"
-    )
+def _show_runners_up(out: Console, plan: Plan) -> None:
+    """Print the runners-up; where there is no room for a column of reasons, those below them."""
+    columns = [
+        *("layout|", "micro-batch>", "recompute|", "ZeRO>", "step>", "slower>", "memory>"),
+        *(("why",) if out.width >= _WIDE else ()),
+    ]
+    table = _table(*columns)
     for other in plan.runners_up:
-        table.add_row(
+        row = (
             str(other.layout),
             str(other.micro_batch_size),
             other.recompute,
@@ -156,12 +184,35 @@ def _runners_up_table(plan: Plan) -> Table:
             format_bytes(other.peak_memory_bytes),
             escape(other.why),
         )
-    return table
+        table.add_row(*row[: len(columns)])
+    _show(out, "runners-up", table)
+    if out.width < _WIDE:
+        for other in plan.runners_up:
+            out.print(f"{other.layout}: {other.why}", markup=False)
 
 
 def _show(out: Console, title: str, table: Table) -> None:
     out.print(f"\n{title}", style="bold", markup=False)
     out.print(table)
+
+
+def _show_launch(out: Console, plan: Plan, plan_source: str) -> None:
+    """Print the launch line so that it can be copied: it breaks at arguments, with a backslash."""
+    out.print("\nrun it", style="bold", markup=False)
+    lines: list[str] = []
+    for word in _arguments(launch_command(plan, plan_source)):
+        if lines and len(lines[-1]) + len(word) + 3 <= out.width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}" if lines else word)
+    out.print(" \\\n".join(lines), markup=False, soft_wrap=True)
+    for note in launch_notes(plan):
+        out.print(f"# {note}", markup=False, soft_wrap=True)
+
+
+def _arguments(command: str) -> list[str]:
+    """Return a command in pieces that stay on one line: an option and its values."""
+    return re.split(r" (?=--)", command)
 
 
 def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:
@@ -170,12 +221,17 @@ def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:
 
 
 def _table(*columns: str) -> Table:
-    """Return an empty table; columns whose name ends in ``>`` hold numbers, aligned right."""
+    """Return an empty table.
+
+    A name that ends in ``>`` heads numbers, aligned right, one that ends in ``|`` names; neither
+    is broken over lines.
+    """
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(
-            column.removesuffix(">"),
+            column.rstrip(">|"),
             justify="right" if column.endswith(">") else "left",
-            no_wrap=column.endswith(">"),
+            no_wrap=column.endswith((">", "|")),
+            overflow="fold",
         )
     return table

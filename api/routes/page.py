@@ -15,7 +15,15 @@ from planner.errors import PlannerError
 from planner.model.bundled import model_names
 from planner.plan import Plan
 from planner.request import PlanRequest
-from planner.summary import basis, headline, launch_command, memory_parts, time_parts
+from planner.summary import (
+    basis,
+    headline,
+    launch_command,
+    launch_notes,
+    layout_rows,
+    memory_parts,
+    time_parts,
+)
 from planner.topology.bundled import topology_names
 
 __all__ = ["router"]
@@ -80,11 +88,13 @@ def show_plan(plan_id: str, request: Request, store: StoreDep, pages: PagesDep) 
         plan=plan,
         headline=headline(plan),
         basis=basis(plan),
+        layout_rows=layout_rows(plan),
         time_parts=time_parts(plan),
         stages=[(stage, memory_parts(stage)) for stage in plan.memory],
         document=plan.model_dump_json(indent=2),
         plan_url=url,
         launch=launch_command(plan, url),
+        launch_notes=launch_notes(plan),
         search_s=stored.search_s,
     )
 

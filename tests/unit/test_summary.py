@@ -7,7 +7,16 @@ import pytest
 from planner.plan import Plan
 from planner.planning import make_plan, resolve
 from planner.request import PlanRequest
-from planner.summary import basis, headline, launch_command, memory_parts, peak_stage, time_parts
+from planner.summary import (
+    basis,
+    headline,
+    launch_command,
+    launch_notes,
+    layout_rows,
+    memory_parts,
+    peak_stage,
+    time_parts,
+)
 
 
 def planned(**changes: Any) -> Plan:
@@ -37,10 +46,30 @@ def local() -> Plan:
     )
 
 
+@pytest.fixture(scope="module")
+def experts() -> Plan:
+    return planned(model="mixtral-8x7b", constraints={"ep": 8, "tp": 2, "pp": 2})
+
+
+def changed(plan: Plan, **changes: Any) -> Plan:
+    """Return ``plan`` with other fields, named as ``layout__tp``; its totals may not add up."""
+    for path, value in changes.items():
+        field, _, below = path.partition("__")
+        part = getattr(plan, field).model_copy(update={below: value}) if below else value
+        plan = plan.model_copy(update={field: part})
+    return plan
+
+
+def said(plan: Plan) -> str:
+    return "\n".join([launch_command(plan, "unused"), *launch_notes(plan)])
+
+
 def test_the_headline_has_layout_time_rate_and_memory(plan: Plan) -> None:
     text = headline(plan)
     for part in ("llama3-70b", "128 ranks", str(plan.layout), "a step", "tokens/s", "MFU", "80.0"):
         assert part in text
+    assert f"ZeRO-{plan.sharding.zero_stage}" in text
+    assert "recompute" in text
 
 
 def test_without_a_peak_the_headline_has_no_mfu(local: Plan) -> None:
@@ -90,7 +119,7 @@ def test_the_executor_is_given_the_plan(local: Plan) -> None:
 
 def test_megatron_is_given_every_layer_once_and_the_degrees(plan: Plan) -> None:
     line = launch_command(plan, "unused")
-    assert line.startswith("torchrun --nnodes 16 ")
+    assert line.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 16 ")
     stages = line.split("--pipeline-model-parallel-layout '")[1].split("'")[0].split("|")
     assert len(stages) == plan.layout.pp * plan.layout.virtual_stages
     assert [stage.count("t") for stage in stages] == [s.num_layers for s in plan.pipeline.stages]
@@ -99,22 +128,103 @@ def test_megatron_is_given_every_layer_once_and_the_degrees(plan: Plan) -> None:
     assert "--expert" not in line
 
 
+# Every field of a plan that decides how it is run: a change, and what the line then says.
+FSDP = {"sharding__zero_stage": 3}
+DECISIONS: list[tuple[dict[str, Any], str]] = [
+    ({"layout__tp": 2}, "--tensor-model-parallel-size 2 "),
+    ({"layout__pp": 2}, "--pipeline-model-parallel-size 2 "),
+    ({"layout__cp": 2}, "--context-parallel-size 2 --cp-comm-type p2p"),
+    ({"layout__ep": 2}, "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "),
+    ({"layout__etp": 2}, "--expert-tensor-parallel-size 2 "),
+    ({"layout__dp_replicate": 2}, "--num-distributed-optimizer-instances 2"),
+    ({"layout__dp_replicate": 2, **FSDP}, "instances 2 --outer-dp-sharding-strategy no_shard"),
+    ({"layout__dp_replicate": 2, "sharding__zero_stage": 0}, "dp_replicate 2 is left out"),
+    ({"batch__micro_batch_size": 7}, "--micro-batch-size 7 "),
+    ({"training__global_batch_size": 77}, "--global-batch-size 77 "),
+    ({"training__seq_len": 777}, "--seq-length 777 "),
+    ({"training__precision": "fp16"}, "--fp16 --accumulate-allreduce-grads-in-fp32"),
+    ({"training__precision": "fp8"}, "--bf16 --fp8-format hybrid"),
+    ({"training__precision": "fp64"}, "precision fp64 is left out"),
+    ({"training__optimizer": "sgd"}, "--optimizer sgd"),
+    ({"training__main_grads": "same"}, "--bf16 --grad-reduce-in-bf16"),
+    ({"sharding__zero_stage": 2}, "--use-megatron-fsdp --data-parallel-sharding-strategy optim_g"),
+    (FSDP, "optim_grads_params --ckpt-format fsdp_dtensor"),
+    (FSDP, "gradient buckets of 160,000,000 bytes are left out"),
+    ({"sharding__gradient_bucket_bytes": 400}, "--ddp-bucket-size 100 "),
+    ({"sharding__zero_stage": 0}, "--overlap-param-gather is left out"),
+    ({"recompute": "full"}, "--recompute-granularity full --recompute-method uniform"),
+    ({"recompute": "selective"}, "--recompute-granularity selective --recompute-modules layernorm"),
+    ({"pipeline__schedule": "gpipe"}, "schedule gpipe is left out"),
+    ({"ranks__ranks_per_node": 4}, "--nnodes 32 "),
+    ({"ranks__node_permutation": (1, 0)}, "in this order: 1, 0"),
+    ({"ranks__left_out_gpus": (3, 4)}, "GPUs 3, 4 stay unused"),
+]
+
+
+@pytest.mark.parametrize(("changes", "wanted"), DECISIONS, ids=lambda value: str(value)[:40])
+def test_each_decision_is_in_megatron_s_line_or_said_to_be_left_out(
+    plan: Plan, changes: dict[str, Any], wanted: str
+) -> None:
+    before = changed(plan, recompute="none")
+    assert wanted not in said(before)
+    assert wanted in said(changed(before, **changes))
+
+
 @pytest.mark.parametrize(
-    ("constraints", "wanted", "absent"),
+    ("field", "flag"),
     [
-        ({"zero_stage": 3}, "--data-parallel-sharding-strategy optim_grads_params", "optimizer"),
-        ({"recompute": "full"}, "--recompute-granularity full", "selective"),
-        ({"pp": 1, "recompute": "full"}, "--micro-batch-size", "layout"),
+        ("sequence_parallel", "--sequence-parallel"),
+        ("overlap_gradient_reduce", "--overlap-grad-reduce"),
+        ("overlap_parameter_gather", "--overlap-param-gather"),
     ],
 )
-def test_megatron_is_given_what_was_decided(
-    constraints: dict[str, Any], wanted: str, absent: str
-) -> None:
-    line = launch_command(planned(constraints=constraints), "unused")
-    assert wanted in line
-    assert absent not in line
+def test_a_flag_is_there_only_when_it_was_decided(plan: Plan, field: str, flag: str) -> None:
+    words = [
+        launch_command(changed(plan, **{f"sharding__{field}": on}), "unused").split()
+        for on in (False, True)
+    ]
+    assert [flag in line for line in words] == [False, True]
 
 
-def test_megatron_is_given_the_experts_degrees() -> None:
-    plan = planned(model="mixtral-8x7b", constraints={"ep": 8})
-    assert "--expert-model-parallel-size 8" in launch_command(plan, "unused")
+def test_megatron_s_environment_is_what_its_checks_demand(plan: Plan) -> None:
+    alone = changed(plan, layout__tp=1, layout__cp=1)
+    assert launch_command(alone, "").startswith("torchrun")
+    for axis in ("layout__tp", "layout__cp"):
+        line = launch_command(changed(alone, **{axis: 2}), "")
+        assert line.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun")
+    line = launch_command(changed(alone, **FSDP), "")
+    assert line.startswith("CUDA_DEVICE_MAX_CONNECTIONS=32 torchrun")
+
+
+def test_megatron_is_given_the_experts_degrees_and_dispatch(experts: Plan, plan: Plan) -> None:
+    line = launch_command(experts, "unused")
+    assert "--expert-model-parallel-size 8 --expert-tensor-parallel-size 1 " in line
+    assert "--moe-token-dispatcher-type alltoall --moe-grouped-gemm" in line
+    assert "layernorm moe_act" in launch_command(changed(experts, recompute="selective"), "")
+    assert "moe" not in launch_command(changed(plan, recompute="selective"), "")
+    # Megatron's own default would be tp.
+    assert "--expert-tensor-parallel-size 1" in launch_command(changed(experts, layout__ep=1), "")
+
+
+def test_the_notes_name_the_megatron_and_that_it_did_not_run(plan: Plan, local: Plan) -> None:
+    assert "core 0.20" in launch_notes(plan)[0]
+    assert "no Megatron was at hand" in launch_notes(plan)[0]
+    assert launch_notes(local) == []
+
+
+def test_the_layout_has_every_decision_and_equal_stages_told_once(plan: Plan, local: Plan) -> None:
+    rows = dict(layout_rows(plan))
+    stages = plan.layout.pp * plan.layout.virtual_stages
+    assert f"{plan.pipeline.schedule}, {stages} stages" in rows["pipeline"]
+    assert f"x {plan.batch.num_micro_batches} micro-batches" in rows["batch"]
+    assert f"ZeRO-{plan.sharding.zero_stage}, sequence parallel" in rows["sharding"]
+    uneven = [
+        stage.model_copy(update={"num_layers": n})
+        for stage, n in zip(plan.pipeline.stages, (1, 2, 2, 3), strict=False)
+    ]
+    assert (
+        "layers 1, 2 x 2, 3"
+        in dict(layout_rows(changed(plan, pipeline__stages=uneven)))["pipeline"]
+    )
+    assert "one stage" in dict(layout_rows(changed(plan, pipeline__stages=uneven[:1])))["pipeline"]
+    assert str(local.layout) in dict(layout_rows(local))["ranks"]
