@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from executor.decoder import DecoderNames, check_model
     from executor.errors import (
         ExecutorError,
+        LostPeerError,
         PlanMismatchError,
         PlanSourceError,
         UnsupportedPlanError,
@@ -24,6 +25,7 @@ __all__ = [
     "DecoderNames",
     "ExecutorError",
     "Job",
+    "LostPeerError",
     "PlanMismatchError",
     "PlanSourceError",
     "StepResult",
@@ -48,7 +50,13 @@ _NAMES_OF = {
     "checks": ("check_plan",),
     "client": ("load_plan", "post_run", "save_run"),
     "decoder": ("DecoderNames", "check_model"),
-    "errors": ("ExecutorError", "PlanMismatchError", "PlanSourceError", "UnsupportedPlanError"),
+    "errors": (
+        "ExecutorError",
+        "LostPeerError",
+        "PlanMismatchError",
+        "PlanSourceError",
+        "UnsupportedPlanError",
+    ),
     "job": ("Job", "agree_on_plan", "join", "together"),
     "measure": ("calibration_run", "run_probes", "timed_step"),
 }

@@ -20,6 +20,7 @@ from executor.job import Job, together
 from executor.mesh import Mesh, build_mesh
 from executor.parallel.pipeline import build_schedule, keep_stage
 from executor.parallel.tensor import shard_weights, vocab_parallel_cross_entropy
+from executor.peers import naming_lost_peers
 from executor.timing import Recorder
 from planner.plan import Plan
 
@@ -102,7 +103,12 @@ class Trainer:
         """Return the mean loss of the global batch, on every rank. Not part of the timed step."""
         holds_it = self.mesh.coordinates["tp"] == 0
         total = torch.tensor([result.loss_sum if holds_it else 0.0], dtype=torch.float64)
-        dist.all_reduce(total)
+        with naming_lost_peers(
+            "all_reduce of the loss on all ranks",
+            rank=self.mesh.rank,
+            world_size=self.plan.layout.world_size,
+        ):
+            dist.all_reduce(total)
         return float(total) / (self.plan.batch.num_micro_batches * self.plan.layout.dp)
 
 
@@ -126,13 +132,15 @@ def apply_plan(
     Raises:
         PlanMismatchError: The plan is for another world size or module; on all ranks.
         UnsupportedPlanError: The plan has fields that cannot be honoured; on all ranks.
+        LostPeerError: Another rank is gone.
     """
     names = names or DecoderNames()
     # 1. Refuse before any group exists: a rank that refuses later would leave the others waiting.
     together(job, lambda: check_plan(plan, world_size=job.world_size))
     together(job, lambda: check_model(plan.model, model, tp=plan.layout.tp, names=names))
     # 2. Groups, on all ranks in the same order.
-    mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
+    with naming_lost_peers("building the groups", rank=job.rank, world_size=job.world_size):
+        mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
     recorder = Recorder(plan, mesh, backend=job.backend)
     # 3. The dtype, before shards and stages take over the weights.
     dtype = _DTYPES[plan.training.precision]

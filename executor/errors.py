@@ -5,13 +5,21 @@
     ExecutorError
     ├── PlanSourceError       the plan cannot be read, or the report not delivered
     ├── PlanMismatchError     the plan is for another job: world size, module, or other ranks' plan
-    └── UnsupportedPlanError  the plan asks for something this executor cannot do
+    ├── UnsupportedPlanError  the plan asks for something this executor cannot do
+    └── LostPeerError         another rank died, hangs, or cannot be reached any more
 
 A message says what, got, needed, and what to try. ``executor.job`` raises the same error on every
-rank, so that no rank waits for one that has left.
+rank, so that no rank waits for one that has left. A lost peer is the exception: each survivor says
+what it was doing.
 """
 
-__all__ = ["ExecutorError", "PlanMismatchError", "PlanSourceError", "UnsupportedPlanError"]
+__all__ = [
+    "ExecutorError",
+    "LostPeerError",
+    "PlanMismatchError",
+    "PlanSourceError",
+    "UnsupportedPlanError",
+]
 
 
 class ExecutorError(Exception):
@@ -38,3 +46,7 @@ class UnsupportedPlanError(ExecutorError):
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.fields = fields
+
+
+class LostPeerError(ExecutorError):
+    """A rank that this one talked to is gone; the message names both and the communication."""

@@ -1,25 +1,39 @@
 """Join a job of many ranks, and keep its ranks unanimous: all go on, or all refuse alike."""
 
+import json
 import logging
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from executor.errors import ExecutorError, PlanMismatchError
+from executor.errors import ExecutorError, LostPeerError, PlanMismatchError
+from executor.peers import naming_lost_peers
 from planner.plan import Plan, document_hash
 
-__all__ = ["EXIT_REFUSED", "Job", "agree_on_plan", "join", "threads_per_rank", "together"]
+__all__ = [
+    "EXIT_LOST_PEER",
+    "EXIT_REFUSED",
+    "Job",
+    "agree_on_plan",
+    "join",
+    "threads_per_rank",
+    "together",
+]
 
 logger = logging.getLogger(__name__)
 
 EXIT_REFUSED: Final = 2  # as the planner's command line: bad input
+EXIT_LOST_PEER: Final = 3  # nothing to fix in the input: the same command may work next time
 
 ResultT = TypeVar("ResultT")
 
@@ -49,11 +63,13 @@ def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator
 
     Sets torch's threads to the cores this process may use divided by the ranks of this host (at
     least 1). An ``ExecutorError`` that all ranks agree on is printed by rank 0 alone, and every
-    rank exits with ``EXIT_REFUSED``; one that a single rank raises is printed by that rank.
+    rank exits with ``EXIT_REFUSED``; one that a single rank raises is printed by that rank. After
+    a lost peer each survivor prints its own sentence and exits with ``EXIT_LOST_PEER``. torchrun
+    repeats the message at the end of its report.
 
     Args:
         environment: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
-            sets them.
+            sets them, and TORCHELASTIC_ERROR_FILE, from which it reads why a rank failed.
         timeout_s: Of every collective; a peer that died ends the others after at most this long.
     """
     job = Job(
@@ -72,11 +88,15 @@ def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator
             cores,
             torch.get_num_threads(),
         )
-    _init_process_group(job, environment)
     try:
+        with naming_lost_peers("joining the job", rank=job.rank, world_size=job.world_size):
+            _init_process_group(job, environment)
         yield job
-    except ExecutorError as error:
-        _leave_refused(job, error)
+    except Exception as error:
+        ours = _ours(error)
+        if ours is None:
+            raise
+        _leave(job, ours, environment.get("TORCHELASTIC_ERROR_FILE"))
     dist.destroy_process_group()
 
 
@@ -102,6 +122,7 @@ def together(
     Raises:
         ExecutorError: Some rank's ``action`` raised it.
         PlanMismatchError: Fingerprints differ.
+        LostPeerError: Another rank is gone.
     """
     result: ResultT | None = None
     error: ExecutorError | None = None
@@ -112,7 +133,8 @@ def together(
     except ExecutorError as exc:
         error = exc
     outcomes: list[tuple[ExecutorError | None, str]] = [(None, "")] * job.world_size
-    dist.all_gather_object(outcomes, (error, text))
+    with naming_lost_peers("agreeing to go on", rank=job.rank, world_size=job.world_size):
+        dist.all_gather_object(outcomes, (error, text))
     for rank, (failure, _) in enumerate(outcomes):
         if failure is not None:
             failure.agreed = True
@@ -155,17 +177,44 @@ def _init_process_group(job: Job, environment: Mapping[str, str]) -> None:
         dist.init_process_group(job.backend, store=store, rank=0, world_size=1, timeout=job.timeout)
 
 
-def _leave_refused(job: Job, error: ExecutorError) -> None:
-    """Print the refusal once and end the process.
+def _ours(error: BaseException | None) -> ExecutorError | None:
+    """Return the executor's error behind ``error``: torch's pipelining wraps what it meets."""
+    while error is not None and not isinstance(error, ExecutorError):
+        error = error.__cause__
+    return error
 
-    The barrier keeps the others alive until rank 0 has printed: torchrun stops all ranks as soon
-    as one has exited.
+
+def _leave(job: Job, error: ExecutorError, error_file: str | None) -> NoReturn:
+    """Say why once, and end the process.
+
+    torchrun sends SIGTERM to all ranks as soon as one has exited: the barrier keeps the others
+    until rank 0 has printed, and from here on the signal changes no exit code.
     """
+    with suppress(ValueError):  # not in the main thread: torchrun's signal ends it as ever
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    lost = isinstance(error, LostPeerError)
+    _tell_torchrun(error, error_file)
     if not error.agreed or job.rank == 0:
-        sys.stderr.write(f"refused: {error}\n")
+        sys.stderr.write(f"{'stopped' if lost else 'refused'}: {error}\n")
         sys.stderr.flush()
+    if lost:  # groups are left as they are: closing them may wait for the lost rank
+        raise SystemExit(EXIT_LOST_PEER)
     if error.agreed:
         with suppress(RuntimeError):  # a rank that has already gone is no longer waited for
             dist.barrier()
     dist.destroy_process_group()
     raise SystemExit(EXIT_REFUSED)
+
+
+def _tell_torchrun(error: ExecutorError, error_file: str | None) -> None:
+    """Write the message where torchrun looks for it, so that its report ends with it.
+
+    The form is that of torch/distributed/elastic/multiprocessing/errors/error_handler.py, without
+    the traceback, in whose place the report then shows the message. torchrun takes the rank with
+    the earliest timestamp as the cause; after a refusal any will do, as all say the same.
+    """
+    if error_file is None:
+        return
+    entry = {"message": str(error), "extraInfo": {"timestamp": str(int(time.time()))}}
+    with suppress(OSError):  # the message is printed anyway
+        Path(error_file).write_text(json.dumps({"message": entry}))

@@ -4,7 +4,6 @@ import logging
 import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import torch
@@ -14,7 +13,9 @@ from executor.apply import StepResult, Trainer
 from executor.gradients.reduce import hierarchical_all_reduce
 from executor.job import Job
 from executor.mesh import RankGroup
+from executor.peers import naming_lost_peers
 from executor.timing import CallKey
+from executor.version import own_version
 from planner.plan import CalibrationRun, CollectiveTiming, Probe, RankTimings, document_hash
 
 __all__ = ["calibration_run", "run_probes", "timed_step"]
@@ -27,7 +28,7 @@ _PROBE_DTYPE: Final = torch.float32
 
 def timed_step(trainer: Trainer, inputs: torch.Tensor, targets: torch.Tensor) -> StepResult:
     """Run a step that all ranks start at the same time; the barrier is not part of it."""
-    dist.barrier()
+    _barrier(trainer)
     return trainer.step(inputs, targets)
 
 
@@ -78,7 +79,8 @@ def calibration_run(
         collectives=(*trainer.recorder.timings(), *probes),
     )
     gathered: list[RankTimings] | None = [mine] * job.world_size if job.rank == 0 else None
-    dist.gather_object(mine, gathered)
+    with naming_lost_peers("gathering the timings", rank=job.rank, world_size=job.world_size):
+        dist.gather_object(mine, gathered)
     if gathered is None:
         return None
     plan = trainer.plan
@@ -87,18 +89,17 @@ def calibration_run(
         plan_hash=document_hash(plan),
         topology=plan.topology,
         backend=job.backend,
-        executor_version=_own_version(),
+        executor_version=own_version(),
         torch_version=torch.__version__,
         num_warmup_steps=num_warmup_steps,
         ranks=tuple(gathered),
     )
 
 
-def _own_version() -> str:
-    try:
-        return version("commplan")
-    except PackageNotFoundError:
-        return "not installed"
+def _barrier(trainer: Trainer) -> None:
+    world_size = trainer.plan.layout.world_size
+    with naming_lost_peers("barrier on all ranks", rank=trainer.mesh.rank, world_size=world_size):
+        dist.barrier()
 
 
 def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int) -> None:
@@ -114,9 +115,10 @@ def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int
             buffer = torch.zeros(actual_bytes // _PROBE_DTYPE.itemsize, dtype=_PROBE_DTYPE)
             call, algorithm = lambda: hierarchical_all_reduce(buffer, split), "hierarchical"
     key = CallKey(probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True)
-    call()
+    with recorder.naming_lost_peers(key):
+        call()
     for _ in range(_PROBE_CALLS):
-        dist.barrier()
+        _barrier(trainer)
         with recorder.call(key):
             call()
 
@@ -152,13 +154,14 @@ def _run_send_recv(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes:
         is_probe=True,
     )
     for repeat in range(_PROBE_CALLS + 1):
-        dist.barrier()
+        _barrier(trainer)
         if peer >= group.size:
             continue
         start = time.perf_counter()
-        if is_send:
-            dist.send(message, group=group.process_group, group_dst=peer)
-        else:
-            dist.recv(message, group=group.process_group, group_src=peer)
+        with trainer.recorder.naming_lost_peers(key):
+            if is_send:
+                dist.send(message, group=group.process_group, group_dst=peer)
+            else:
+                dist.recv(message, group=group.process_group, group_src=peer)
         if repeat:
             trainer.recorder.note(key, start, time.perf_counter() - start)

@@ -31,6 +31,7 @@ from torch.distributed import _functional_collectives as funcol
 from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import Mesh
+from executor.peers import lost_peer
 from planner.plan import Algorithm, Axis, Collective, CollectiveTiming, Plan
 
 __all__ = ["CallKey", "Recorder", "tensor_bytes"]
@@ -99,10 +100,32 @@ class Recorder:
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:
-        """Time the enclosed synchronous collective."""
+        """Time the enclosed synchronous collective.
+
+        Raises:
+            LostPeerError: A rank of the group is gone.
+        """
         start = time.perf_counter()
-        yield
+        with self.naming_lost_peers(key):
+            yield
         self.note(key, start, time.perf_counter() - start)
+
+    @contextmanager
+    def naming_lost_peers(self, key: CallKey) -> Iterator[None]:
+        """Turn a peer lost inside into a ``LostPeerError`` that names the call."""
+        try:
+            yield
+        except RuntimeError as error:
+            ranks = self._mesh.groups[key.axis].ranks
+            lost = lost_peer(
+                error,
+                f"{key.op} on {key.axis}",
+                rank=self._mesh.rank,
+                others=ranks if key.peer is None else (ranks[key.peer],),
+            )
+            if lost is None:
+                raise
+            raise lost from error
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -143,13 +166,9 @@ class Recorder:
             peer = kwargs.get("group_dst" if is_send else "group_src")
             key = self.p2p_key("pp", tensor_bytes(tensor), peer, is_send=is_send)
             start = time.perf_counter()
-            work = original(tensor, *args, **kwargs)
-            issued_s = time.perf_counter() - start
-
-            def done(waited_s: float) -> None:
-                self.note(key, start, issued_s + waited_s)
-
-            return cast(dist.Work, _TimedWork(work, done))
+            with self.naming_lost_peers(key):
+                work = original(tensor, *args, **kwargs)
+            return cast(dist.Work, _TimedWork(self, key, work, start))
 
         return timed
 
@@ -176,18 +195,21 @@ class Recorder:
 
 
 class _TimedWork:
-    """A ``Work`` that tells how long its ``wait`` took, once."""
+    """A ``Work`` just issued in a call begun at ``start``, noted when it is first waited for."""
 
-    def __init__(self, work: dist.Work, done: Callable[[float], None]) -> None:
-        self._work = work
-        self._done: Callable[[float], None] | None = done
+    def __init__(self, recorder: Recorder, key: CallKey, work: dist.Work, start: float) -> None:
+        self._recorder, self._key, self._work, self._start = recorder, key, work, start
+        self._issued_s = time.perf_counter() - start
+        self._noted = False
 
     def wait(self, *args: Any) -> bool:
         start = time.perf_counter()
-        result = self._work.wait(*args)
-        if self._done is not None:
-            self._done(time.perf_counter() - start)
-            self._done = None
+        with self._recorder.naming_lost_peers(self._key):
+            result = self._work.wait(*args)
+        if not self._noted:
+            waited_s = time.perf_counter() - start
+            self._recorder.note(self._key, self._start, self._issued_s + waited_s)
+            self._noted = True
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -1,12 +1,13 @@
 """A job that cannot go on ends on all ranks, soon, and says why once."""
 
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from executor.job import EXIT_REFUSED
+from executor.job import EXIT_LOST_PEER, EXIT_REFUSED
 from planner.plan import ModelSummary, Plan
 from tests.dist.jobs import EXAMPLE, TINY_CONFIG, Ended, ended, run, started
 from tests.dist.plans import TINY, make_plan
@@ -78,18 +79,38 @@ def test_another_module_is_refused(tmp_path: Path) -> None:
     assert "'bigger'" in message
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_peer_ends_the_others_within_the_timeout(
-    tmp_path: Path, blow: signal.Signals
+LAYOUTS = {
+    "pp": (make_plan(pp=2), r"(send_recv on pp|barrier on all ranks|all_reduce of the loss)"),
+    "dp": (make_plan(dp=2), r"(all_reduce on dp_cp|barrier on all ranks|all_reduce of the loss)"),
+    "tp": (make_plan(tp=2), r"(all_reduce on tp|barrier on all ranks|all_reduce of the loss)"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "blow"),
+    [
+        ("pp", signal.SIGKILL),
+        ("pp", signal.SIGSTOP),
+        ("dp", signal.SIGKILL),
+        ("tp", signal.SIGSTOP),
+    ],
+)
+def test_a_lost_peer_ends_the_other_with_one_sentence_within_the_timeout(
+    layout: str, blow: signal.Signals, tmp_path: Path
 ) -> None:
-    plan = saved(tmp_path, "pp2", make_plan(pp=2))
-    own = arguments(plan, "--steps", "1000000", "--timeout-s", str(PATIENCE_S))
+    plan, operation = LAYOUTS[layout]
+    path = saved(tmp_path, layout, plan)
+    own = arguments(path, "--steps", "1000000", "--timeout-s", str(PATIENCE_S))
     with started([own] * 2) as processes:
-        assert processes[0].stdout is not None
-        while not processes[0].stdout.readline().startswith("step"):
-            assert processes[0].poll() is None
+        survivor = processes[0]
+        assert survivor.stdout is not None
+        while not survivor.stdout.readline().startswith("step"):
+            assert survivor.poll() is None
         processes[1].send_signal(blow)
         lost = time.monotonic()
-        survivor = ended(processes[0], lost, within_s=PATIENCE_S + 10)
-    assert survivor.code not in (0, None)
-    assert survivor.after_s < PATIENCE_S + 10
+        end = ended(survivor, lost, within_s=PATIENCE_S + 10)
+    assert end.code == EXIT_LOST_PEER, end.stderr
+    assert end.after_s < PATIENCE_S + 10
+    assert "Traceback" not in end.stderr
+    last = end.stderr.splitlines()[-1]
+    assert re.match(rf"stopped: rank 0 lost rank 1 during {operation}", last), end.stderr
