@@ -340,7 +340,7 @@ class Prediction(Document):
     tokens_per_s_per_gpu: Rate
     model_flop_per_step: Rate
     mfu: float | None = Field(
-        default=None, ge=0, description="of the dense peak; null where no peak is published"
+        default=None, ge=0, le=1, description="of the dense peak; null where no peak is published"
     )
     bubble_fraction: float = Field(ge=0, lt=1, description="of the step time")
 
@@ -577,7 +577,7 @@ class CalibrationRun(Document):
     backend: str
     executor_version: str
     torch_version: str
-    num_warmup_steps: int = Field(ge=0)
+    num_warmup_steps: int = Field(ge=0, le=1_000_000)
     ranks: tuple[RankTimings, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -613,5 +613,7 @@ class Calibration(Document):
     compute_scale: Rate = Field(description="measured over prior seconds, forward and backward")
     optimizer_scale: Rate = Field(description="measured over prior seconds of the optimizer")
     host_overhead_s: Seconds = Field(description="per step, outside compute and collectives")
-    step_spread: float = Field(ge=0, description="standard deviation of step times over their mean")
+    residual: float = Field(
+        ge=0, description="largest relative error of the step time on the runs it rests on"
+    )
     run_hashes: tuple[str, ...]

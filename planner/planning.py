@@ -172,9 +172,18 @@ def _plan(
             problem,
             ranking,
             top_k=request.top_k,
-            spread=STEP_SPREAD if calibration is None else CALIBRATED_SPREAD,
+            interval=_interval(calibration),
         ),
     )
+
+
+def _interval(calibration: Calibration | None) -> tuple[float, str]:
+    """Return half the width of the interval as a fraction of the step time, and its basis."""
+    if calibration is None:
+        return STEP_SPREAD.value, STEP_SPREAD.source
+    own = f"the runs calibrated on are met within {calibration.residual:.1%}"
+    spread = max(CALIBRATED_SPREAD.value, calibration.residual)
+    return spread, f"{own}; {CALIBRATED_SPREAD.source}"
 
 
 def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:

@@ -9,7 +9,7 @@ ones, so that the result depends on the runs alone.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -37,6 +37,22 @@ _NOT_TRANSFERS: Final = ("send_recv",)
 _UNLIMITED_BYTES_PER_S: Final = 1e30
 
 
+# What is left of a measurement for the level it is fitted to, where other terms would take all.
+_LEAST_SHARE: Final = 0.05
+# A fit whose median point is off by its own size says nothing.
+_WORST_RESIDUAL: Final = 1.0
+
+
+class _Call(NamedTuple):
+    """What calls share whose seconds belong together."""
+
+    axis: Axis
+    op: Collective
+    algorithm: Algorithm
+    size_bytes: int
+    is_probe: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Transfer:
     """One collective at one size: its group on the levels, and how long the bytes took."""
@@ -59,26 +75,45 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     """
     if not measured:
         raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
-    levels = tuple(_fit_levels(measured))
-    compute = [
+    fabric, levels = _fit_levels(measured)
+    compute_scale = _median(
         _mean_over_ranks(one, "forward_backward_s") / _prior_compute_s(one) for one in measured
+    )
+    optimizer_scale = _median(
+        _mean_over_ranks(one, "optimizer_s") / _prior_optimizer_s(one) for one in measured
+    )
+    fitted = [
+        replace(
+            one,
+            problem=replace(
+                one.problem,
+                fabric=fabric,
+                compute_scale=compute_scale,
+                optimizer_scale=optimizer_scale,
+            ),
+        )
+        for one in measured
     ]
-    optimizer = [_mean_over_ranks(one, "optimizer_s") / _prior_optimizer_s(one) for one in measured]
-    steps = [np.array(timings.step_s) for one in measured for timings in one.run.ranks]
+    host_s = _host_s(fitted)
+    errors = [(_predicted_s(one) + host_s) / _measured_s(one) - 1 for one in fitted]
     fields = {
         "schema_version": 1,
         "topology": measured[0].plan.topology,
         "levels": [level.model_dump(mode="json") for level in levels],
-        "compute_scale": float(np.median(compute)),
-        "optimizer_scale": float(np.median(optimizer)),
-        "host_overhead_s": float(np.median([_host_s(one) for one in measured])),
-        "step_spread": float(np.median([s.std() / s.mean() for s in steps])),
+        "compute_scale": compute_scale,
+        "optimizer_scale": optimizer_scale,
+        "host_overhead_s": host_s,
+        "residual": float(np.max(np.abs(errors))),
         "run_hashes": sorted({document_hash(one.run) for one in measured}),
     }
     return Calibration.model_validate({**fields, "id": document_hash(fields)})
 
 
 # ----------------------------------------------------------------------- compute and host
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def _mean_over_ranks(one: Measured, name: str) -> float:
@@ -95,29 +130,31 @@ def _prior_optimizer_s(one: Measured) -> float:
     return float(price(one.problem, plan_candidate(one.problem, one.plan)).optimizer_s[0])
 
 
-def _host_s(one: Measured) -> float:
-    """Return seconds per step that are neither compute nor transfer.
-
-    Python and the data loader, and the wait for ranks that the host ran later. For pipelines the
-    bubble would be in it: they report none.
-    """
-    if one.plan.layout.pp > 1:
-        return 0.0
-    busy = _mean_over_ranks(one, "forward_backward_s") + _mean_over_ranks(one, "optimizer_s")
+def _measured_s(one: Measured) -> float:
+    """Return the step time: ranks start together and the last one ends the step."""
     steps = np.array([timings.step_s for timings in one.run.ranks])
-    step = float(np.median(steps.max(axis=0)))  # ranks start together; the last one ends the step
-    num_steps = len(one.run.ranks[0].step_s)
-    moved = sum(
-        transfer.seconds * calls / num_steps for transfer, calls in _transfers(one, probes=False)
-    )
-    return max(0.0, step - busy - moved)
+    return float(np.median(steps.max(axis=0)))
+
+
+def _predicted_s(one: Measured) -> float:
+    return float(price(one.problem, plan_candidate(one.problem, one.plan)).step_time_s()[0])
+
+
+def _host_s(fitted: Sequence[Measured]) -> float:
+    """Return seconds per step that the fitted terms leave over.
+
+    Python and the data loader, and the wait for ranks that the host ran later. In a pipeline
+    errors of the bubble would be in it, so pipelines count only where there is nothing else.
+    """
+    whole = [one for one in fitted if one.plan.layout.pp == 1] or fitted
+    return _median(max(0.0, _measured_s(one) - _predicted_s(one)) for one in whole)
 
 
 # --------------------------------------------------------------------------------- levels
 
 
-def _fit_levels(measured: Sequence[Measured]) -> Iterable[LevelFit]:
-    """Yield a fit per level that some collective spans, innermost first.
+def _fit_levels(measured: Sequence[Measured]) -> tuple[Fabric, list[LevelFit]]:
+    """Return the fabric with every level that some collective spans refitted, innermost first.
 
     A transfer says something about the highest level it spans; the share of lower levels is
     taken from their own fit.
@@ -125,13 +162,9 @@ def _fit_levels(measured: Sequence[Measured]) -> Iterable[LevelFit]:
     fabric = measured[0].problem.fabric
     by_level: dict[int, list[_Transfer]] = defaultdict(list)
     for one in measured:
-        for transfer, _ in _transfers(one, probes=True):
-            spanned = [
-                index
-                for index, inside in enumerate(transfer.group.members)
-                if inside[0] > (transfer.group.members[index - 1][0] if index else 1)
-            ]
-            by_level[spanned[-1]].append(transfer)
+        for transfer in _transfers(one):
+            by_level[_highest_level(transfer.group)].append(transfer)
+    fits = []
     for index in sorted(by_level):
         fit = _fit_level(fabric, index, by_level[index])
         levels = list(fabric.levels)
@@ -139,37 +172,42 @@ def _fit_levels(measured: Sequence[Measured]) -> Iterable[LevelFit]:
             levels[index], alpha_s=fit.alpha_s, bytes_per_s=fit.bytes_per_s, measured=True
         )
         fabric = replace(fabric, levels=tuple(levels))
-        yield fit
+        fits.append(fit)
+    return fabric, fits
 
 
-def _transfers(one: Measured, *, probes: bool) -> list[tuple[_Transfer, int]]:
-    """Return each collective and size of a run with its number of calls on one rank.
+def _highest_level(group: Group) -> int:
+    """Return the last level on which the group has more members than below."""
+    inside = [1, *(int(members[0]) for members in group.members)]
+    return max(index for index in range(len(group.members)) if inside[index + 1] > inside[index])
+
+
+def _transfers(one: Measured) -> list[_Transfer]:
+    """Return each collective and size of a run, in training and in probes.
 
     The i-th call of a group took as long as on the rank that waited least.
     """
-    calls: dict[tuple[Axis, Collective, Algorithm, int], list[tuple[int, tuple[float, ...]]]]
-    calls = defaultdict(list)
+    calls: dict[_Call, dict[int, tuple[float, ...]]] = defaultdict(dict)
     for timings in one.run.ranks:
         for timing in timings.collectives:
-            if timing.op not in _NOT_TRANSFERS and (probes or not timing.is_probe):
-                key = (timing.axis, timing.op, timing.algorithm, timing.size_bytes)
-                calls[key].append((timings.rank, timing.seconds))
+            if timing.op not in _NOT_TRANSFERS:
+                key = _Call(
+                    timing.axis, timing.op, timing.algorithm, timing.size_bytes, timing.is_probe
+                )
+                calls[key][timings.rank] = timing.seconds
     candidate = plan_candidate(one.problem, one.plan)
-    found: list[tuple[_Transfer, int]] = []
-    for (axis, op, algorithm, size_bytes), reported in calls.items():
-        seconds = dict(reported)
+    found: list[_Transfer] = []
+    for call, seconds in calls.items():
         fastest = [
             np.min([seconds[rank] for rank in group], axis=0)
-            for group in one.plan.groups(axis)
+            for group in one.plan.groups(call.axis)
             if all(rank in seconds for rank in group)
             and len({len(seconds[rank]) for rank in group}) == 1
         ]
         if fastest:
-            group = axis_group(one.problem.fabric, candidate, axis)
-            transfer = _Transfer(
-                op, algorithm, group, np.array([float(size_bytes)]), float(np.median(fastest))
-            )
-            found.append((transfer, len(fastest[0])))
+            group = axis_group(one.problem.fabric, candidate, call.axis)
+            size, median = np.array([float(call.size_bytes)]), float(np.median(fastest))
+            found.append(_Transfer(call.op, call.algorithm, group, size, median))
     return found
 
 
@@ -178,7 +216,7 @@ def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelF
     rows = np.array([_coefficients(fabric, index, transfer) for transfer in transfers])
     measured_s = np.array([transfer.seconds for transfer in transfers])
     hops, transfer_s_at_one, rest_s = rows.T
-    target = np.maximum(measured_s - rest_s, 0.05 * measured_s)
+    target = np.maximum(measured_s - rest_s, _LEAST_SHARE * measured_s)
     level = fabric.levels[index]
     sizes = {float(transfer.size_bytes[0]) for transfer in transfers}
     if len(sizes) > 1:
@@ -186,16 +224,25 @@ def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelF
         (alpha_s, s_per_byte), _ = nnls(design, target / measured_s)
     else:  # one size cannot tell the two apart: the prior latency stays
         alpha_s = level.alpha_s
-        left = np.maximum(target - hops * alpha_s, 0.05 * target)
+        left = np.maximum(target - hops * alpha_s, _LEAST_SHARE * target)
         s_per_byte = float(np.median(left / transfer_s_at_one))
     bytes_per_s = 1 / s_per_byte if s_per_byte > 0 else level.bytes_per_s
     predicted_s = hops * alpha_s + transfer_s_at_one / bytes_per_s + rest_s
+    residual = float(np.median(np.abs(predicted_s / measured_s - 1)))
+    if residual > _WORST_RESIDUAL:
+        raise InvalidInputError(
+            f"the {len(transfers)} timings on level {level.name!r} follow no latency and "
+            f"bandwidth: the best ({alpha_s:.3g} s, {bytes_per_s:.3g} bytes/s) is off by "
+            f"{residual:.0%} at the median; need at most {_WORST_RESIDUAL:.0%}; time again on a "
+            "machine that does nothing else",
+            where="ranks.collectives",
+        )
     return LevelFit(
         level=level.name,
         alpha_s=float(alpha_s),
         bytes_per_s=float(bytes_per_s),
         num_points=len(transfers),
-        residual=float(np.median(np.abs(predicted_s / measured_s - 1))),
+        residual=residual,
     )
 
 

@@ -10,6 +10,7 @@ from planner.cost.collectives import legal_algorithms
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.model.blocks import model_flop_per_token
 from planner.plan import (
     Calibration,
     CalibrationRun,
@@ -18,13 +19,17 @@ from planner.plan import (
     RankTimings,
     document_hash,
 )
-from planner.topology.fabric import Fabric
 
 __all__ = ["Measured", "check_calibration", "check_run", "plan_candidate"]
 
 # Below a clock tick or beyond eleven days nothing was measured.
 _SECONDS_RANGE: Final = (1e-9, 1e6)
 _PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
+# Clocks of one rank read in turn may overlap by this much.
+_CLOCK_SLACK: Final = 1.01
+_LARGEST_MESSAGE_BYTES: Final = 1 << 50
+# A core may be faster than the one whose figures are bundled.
+_FASTER_CORE: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,26 @@ def check_run(measured: Measured) -> None:
         path = f"ranks[{timings.rank}]"
         for problem, field in _problems(timings, measured):
             raise InvalidInputError(f"{path}.{field} {problem}", where=f"{path}.{field}")
+    _check_speed(measured)
+
+
+def _check_speed(measured: Measured) -> None:
+    """Refuse a step that needs more flop/s than the devices have."""
+    problem, plan = measured.problem, measured.plan
+    training = plan.training
+    num_tokens = training.global_batch_size * training.seq_len
+    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len)
+    peak = problem.device.peak_flop_per_s[training.precision] * plan.layout.world_size
+    if problem.fabric.cores_per_node:
+        peak *= _FASTER_CORE
+    fastest = min(max(steps) for steps in zip(*(r.step_s for r in measured.run.ranks), strict=True))
+    if flop / fastest > peak:
+        raise InvalidInputError(
+            f"ranks[].step_s: {fastest:g} s a step would be {flop / fastest:.3g} flop/s, but "
+            f"{plan.layout.world_size} x {problem.device.name} have {peak:.3g}; check that the run "
+            "trained the whole batch of its plan, and that times are in seconds",
+            where="ranks.step_s",
+        )
 
 
 def _problems(timings: RankTimings, measured: Measured) -> Iterator[tuple[str, str]]:
@@ -92,6 +117,17 @@ def _problems(timings: RankTimings, measured: Measured) -> Iterator[tuple[str, s
         if len(seconds) != num_steps:
             yield f"has {len(seconds)} entries; need one per step, {num_steps}", field
         yield from _out_of_range(seconds, field)
+    if len(timings.communication_s) != num_steps:
+        got = len(timings.communication_s)
+        yield f"has {got} entries; need one per step, {num_steps}", "communication_s"
+    parts = zip(timings.forward_backward_s, timings.optimizer_s, timings.step_s, strict=True)
+    for number, (compute_s, optimizer_s, step_s) in enumerate(parts):
+        if compute_s + optimizer_s > step_s * _CLOCK_SLACK:
+            yield (
+                f"is {step_s:g} s, less than its parts: {compute_s:g} s of forward and backward "
+                f"and {optimizer_s:g} s of optimizer",
+                f"step_s[{number}]",
+            )
     for number, timing in enumerate(timings.collectives):
         field = f"collectives[{number}]"
         yield from _timing_problems(timing, measured, field)
@@ -106,18 +142,21 @@ def _timing_problems(
             f"is {timing.group_size}; {timing.axis} has {degree} in the plan",
             f"{field}.group_size",
         )
-    if timing.size_bytes < 1:
-        yield "is 0; need the size of the message", f"{field}.size_bytes"
-    yield from _algorithm_problem(timing, measured.problem.fabric, f"{field}.algorithm")
+    if not 1 <= timing.size_bytes <= _LARGEST_MESSAGE_BYTES:
+        yield (
+            f"is {timing.size_bytes}; need 1 to {_LARGEST_MESSAGE_BYTES}",
+            f"{field}.size_bytes",
+        )
+    yield from _algorithm_problem(timing, measured.problem, f"{field}.algorithm")
     yield from _out_of_range(timing.seconds, f"{field}.seconds")
 
 
 def _algorithm_problem(
-    timing: CollectiveTiming, fabric: Fabric, field: str
+    timing: CollectiveTiming, problem: Problem, field: str
 ) -> Iterator[tuple[str, str]]:
-    legal = legal_algorithms(fabric, timing.op)
+    legal = legal_algorithms(problem.fabric, problem.framework, timing.axis, timing.op)
     if timing.algorithm not in legal:
-        yield f"is {timing.algorithm!r}; {timing.op} has {', '.join(legal)}", field
+        yield f"is {timing.algorithm!r}; {timing.op} has {', '.join(legal) or 'none here'}", field
 
 
 def _out_of_range(seconds: tuple[float, ...], field: str) -> Iterator[tuple[str, str]]:

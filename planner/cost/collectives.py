@@ -4,7 +4,7 @@ Alpha-beta on the levels that a group spans. Symbols: a group of ``n`` ranks has
 inside one unit of level ``i`` (``m[-1] = 1``, the last ``= n``); level ``i`` gives every GPU
 ``B[i]`` bytes/s out of its unit below, so ``m[i-1]`` members of one unit leave it with
 ``m[i-1] * B[i]`` together. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce,
-all_to_all, broadcast and send_recv, the full output of all_gather, the full input of
+all_to_all and send_recv, the full output of all_gather, the full input of
 reduce_scatter.
 
 ==================  =============================================  ==========================
@@ -37,9 +37,10 @@ from planner.constants import (
     COLLECTIVE_LAUNCH_S,
     TREE_EFFICIENCY,
 )
+from planner.frameworks import runs_hierarchical
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
-from planner.plan import Algorithm, Collective, SizeThreshold
+from planner.plan import Algorithm, Axis, Collective, Framework, SizeThreshold
 from planner.topology.fabric import Fabric, Level
 
 __all__ = [
@@ -56,25 +57,21 @@ _PASSES: Final[dict[Collective, int]] = {
     "all_reduce": 2,
     "all_gather": 1,
     "reduce_scatter": 1,
-    "broadcast": 1,
 }
 
-# What each library can be made to run, the default first. NCCL: algorithms of its tuner, and the
-# hierarchical form as two communicators. gloo: its own ring, pairwise exchange, and ours on top.
+# What each library runs, its default first: NCCL's tuner, gloo's ring and pairwise exchange.
 _LEGAL: Final[dict[str, dict[Collective, tuple[Algorithm, ...]]]] = {
     "nccl": {
-        "all_reduce": ("ring", "tree", "hierarchical"),
-        "all_gather": ("ring", "hierarchical"),
-        "reduce_scatter": ("ring", "hierarchical"),
-        "broadcast": ("ring",),
+        "all_reduce": ("ring", "tree"),
+        "all_gather": ("ring",),
+        "reduce_scatter": ("ring",),
         "all_to_all": ("direct",),
         "send_recv": ("point_to_point",),
     },
     "gloo": {
-        "all_reduce": ("ring", "hierarchical"),
+        "all_reduce": ("ring",),
         "all_gather": ("ring",),
         "reduce_scatter": ("ring",),
-        "broadcast": ("ring",),
         "all_to_all": ("pairwise",),
         "send_recv": ("point_to_point",),
     },
@@ -118,14 +115,16 @@ class Choice:
     runner_up_s: Column
 
 
-def legal_algorithms(fabric: Fabric, op: Collective) -> tuple[Algorithm, ...]:
-    """Return what the fabric's library can run for ``op``, its default first.
+def legal_algorithms(
+    fabric: Fabric, framework: Framework, axis: Axis, op: Collective
+) -> tuple[Algorithm, ...]:
+    """Return what can run ``op`` on ``axis``, the library's default first.
 
-    A hierarchy needs two levels.
+    A hierarchy needs two levels, and a framework that makes the groups for it.
     """
-    algorithms = _LEGAL[fabric.library][op]
-    if len(fabric.levels) == 1:
-        algorithms = tuple(a for a in algorithms if a != "hierarchical")
+    algorithms = _LEGAL[fabric.library].get(op, ())
+    if len(fabric.levels) > 1 and runs_hierarchical(framework, axis, op):
+        algorithms = (*algorithms, "hierarchical")
     return algorithms
 
 
@@ -161,17 +160,19 @@ def collective_terms(
     )
 
 
-def choose(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Choice:
-    """Return the cheapest legal algorithm and its runner-up for every row."""
-    algorithms = legal_algorithms(fabric, op)
+def choose(
+    op: Collective,
+    fabric: Fabric,
+    group: Group,
+    size_bytes: Column,
+    algorithms: tuple[Algorithm, ...],
+) -> Choice:
+    """Return the cheapest of the legal ``algorithms`` and its runner-up for every row."""
     seconds = np.stack(
         [collective_terms(op, a, fabric, group, size_bytes).total_s() for a in algorithms]
     )
     if "hierarchical" in algorithms:
-        # a group inside one unit, or with one member per unit, has no hierarchy
-        inside = group.members[0]
-        flat = (group.degree > 1) & ((inside == group.degree) | (inside == 1))
-        seconds[algorithms.index("hierarchical"), flat] = np.inf
+        seconds[algorithms.index("hierarchical"), ~group.has_hierarchy()] = np.inf
     order = np.argsort(seconds, axis=0, kind="stable")
     first, second = order[0], order[min(1, len(algorithms) - 1)]
     rows = np.arange(seconds.shape[1])
@@ -179,27 +180,36 @@ def choose(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> 
 
 
 def thresholds(
-    op: Collective, fabric: Fabric, group: Group, *, largest_bytes: int = 1 << 33
+    op: Collective,
+    fabric: Fabric,
+    group: Group,
+    algorithms: tuple[Algorithm, ...],
+    *,
+    largest_bytes: int = 1 << 33,
 ) -> tuple[SizeThreshold, ...]:
     """Return the best algorithm by message size for one group (one row).
 
-    Sizes are powers of two from 1 KiB; the last threshold is open.
+    Sizes are powers of two from 1 KiB; between two that differ the break is found by bisection, to
+    one byte. The last threshold is open.
     """
+
+    def best(sizes: Column) -> Column:
+        wide = group.repeat(len(sizes))
+        return choose(op, fabric, wide, sizes, algorithms).index
+
     sizes = 2.0 ** np.arange(10, int(largest_bytes).bit_length())
-    wide = Group(
-        np.repeat(group.degree, len(sizes)),
-        tuple(np.repeat(m, len(sizes)) for m in group.members),
-    )
-    best = choose(op, fabric, wide, sizes)
-    change = np.flatnonzero(np.diff(best.index))
-    closed = [
-        SizeThreshold(up_to_bytes=int(sizes[i]), algorithm=best.algorithms[int(best.index[i])])
-        for i in change
-    ]
-    return (
-        *closed,
-        SizeThreshold(up_to_bytes=None, algorithm=best.algorithms[int(best.index[-1])]),
-    )
+    chosen = best(sizes)
+    closed: list[SizeThreshold] = []
+    for at in np.flatnonzero(np.diff(chosen)):
+        low, high = int(sizes[at]), int(sizes[at + 1])
+        while high - low > 1:
+            middle = (low + high) // 2
+            if best(np.array([float(middle)]))[0] == chosen[at]:
+                low = middle
+            else:
+                high = middle
+        closed.append(SizeThreshold(up_to_bytes=low, algorithm=algorithms[int(chosen[at])]))
+    return (*closed, SizeThreshold(up_to_bytes=None, algorithm=algorithms[int(chosen[-1])]))
 
 
 def _num_calls(op: Collective, algorithm: Algorithm) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.constants import DTENSOR_DISPATCH_S, SUSTAINED_CLOCK
-from planner.cost.collectives import Choice, choose
+from planner.cost.collectives import Choice, choose, legal_algorithms
 from planner.cost.problem import Problem
 from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound, Op
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
@@ -48,9 +48,10 @@ def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:
 
 def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
     if isinstance(op, Communication):
-        choice = choose(
-            op.op, problem.fabric, axis_group(problem.fabric, c, op.axis), op.size_bytes
-        )
+        fabric = problem.fabric
+        group = axis_group(fabric, c, op.axis)
+        legal = legal_algorithms(fabric, problem.framework, op.axis, op.op)
+        choice = choose(op.op, fabric, group, op.size_bytes, legal)
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op)
     return Timed(op, once, once * op.repeats)

@@ -2,9 +2,9 @@
 
 from planner.frameworks import executor, megatron
 from planner.frameworks.rules import COMMON_RULES, Rule
-from planner.plan import Framework
+from planner.plan import Axis, Collective, Framework
 
-__all__ = ["overlaps_data_parallel", "rules_for"]
+__all__ = ["overlaps_data_parallel", "rules_for", "runs_hierarchical"]
 
 
 def rules_for(framework: Framework) -> tuple[Rule, ...]:
@@ -17,4 +17,15 @@ def overlaps_data_parallel(framework: Framework) -> bool:
     return {
         "megatron": megatron.OVERLAP_DATA_PARALLEL,
         "executor": executor.OVERLAP_DATA_PARALLEL,
+    }[framework]
+
+
+def runs_hierarchical(framework: Framework, axis: Axis, op: Collective) -> bool:
+    """Return whether ``framework`` can run ``op`` on ``axis`` inside units and then across them.
+
+    NCCL has no such algorithm: it takes groups of groups, made by the framework.
+    """
+    return (axis, op) in {
+        "megatron": megatron.HIERARCHICAL,
+        "executor": executor.HIERARCHICAL,
     }[framework]

@@ -7,35 +7,39 @@ import numpy as np
 from planner.frameworks.rules import Rule, schedule_is
 from planner.layout.candidates import Candidates, Column
 from planner.model.spec import Attention, ModelSpec
+from planner.plan import Axis, Collective, TrainingSpec
 
-__all__ = ["OVERLAP_DATA_PARALLEL", "RULES"]
+__all__ = ["HIERARCHICAL", "OVERLAP_DATA_PARALLEL", "RULES"]
 
 # --overlap-grad-reduce and --overlap-param-gather are written into every plan.
 OVERLAP_DATA_PARALLEL: Final = True
 
 
-def _kv_heads_below_tp(c: Candidates, model: ModelSpec) -> Column:
+def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     heads = model.attention.num_kv_heads if isinstance(model.attention, Attention) else 0
     if not heads:
         return np.zeros(len(c), dtype=bool)
     return heads % c.tp != 0
 
 
-def _tp_without_sequence_parallel(c: Candidates, _: ModelSpec) -> Column:
+def _tp_without_sequence_parallel(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     return (c.tp > 1) & ~c.sequence_parallel
 
 
-def _gpipe(c: Candidates, _: ModelSpec) -> Column:
+def _gpipe(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     return schedule_is(c, "gpipe")
 
 
-def _fsdp_with_pipeline(c: Candidates, _: ModelSpec) -> Column:
+def _fsdp_with_pipeline(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     return (c.zero_stage >= 2) & (c.pp > 1)
 
 
-def _experts_in_fsdp(c: Candidates, model: ModelSpec) -> Column:
+def _experts_in_fsdp(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     return (c.zero_stage >= 2) & (c.etp > 1) & (model.experts is not None)
 
+
+# Collectives are NCCL's own; what is hierarchical there (tree, NVLS) NCCL decides.
+HIERARCHICAL: Final[frozenset[tuple[Axis, Collective]]] = frozenset()
 
 RULES: Final = (
     Rule(

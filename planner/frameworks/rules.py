@@ -11,6 +11,7 @@ import numpy as np
 
 from planner.layout.candidates import SCHEDULES, Candidates, Column
 from planner.model.spec import Attention, ModelSpec
+from planner.plan import TrainingSpec
 
 __all__ = ["COMMON_RULES", "Rule", "schedule_is"]
 
@@ -22,12 +23,12 @@ class Rule:
     Attributes:
         name: Short, in kebab case; rejections are counted under it.
         reason: Said to the user, with what to try.
-        breaks: ``(candidates, model) -> mask`` of the rows that break the rule, shape [rows].
+        breaks: ``(candidates, model, training) -> mask`` of the rows that break the rule, [rows].
     """
 
     name: str
     reason: str
-    breaks: Callable[[Candidates, ModelSpec], Column]
+    breaks: Callable[[Candidates, ModelSpec, TrainingSpec], Column]
 
 
 def schedule_is(candidates: Candidates, *names: str) -> Column:
@@ -35,18 +36,18 @@ def schedule_is(candidates: Candidates, *names: str) -> Column:
     return np.isin(candidates.schedule, [SCHEDULES.index(n) for n in SCHEDULES if n in names])
 
 
-def _heads_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+def _heads_do_not_split(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     return model.attention.num_heads % c.tp != 0
 
 
-def _kv_heads_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+def _kv_heads_do_not_split(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     heads = model.attention.num_kv_heads if isinstance(model.attention, Attention) else 0
     if not heads:
         return np.zeros(len(c), dtype=bool)
     return (heads % c.tp != 0) & (c.tp % heads != 0)
 
 
-def _feed_forward_does_not_split(c: Candidates, model: ModelSpec) -> Column:
+def _feed_forward_does_not_split(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     dense = len(model.moe_layers) < model.num_layers
     shared = model.experts.shared_hidden_size if model.experts else 0
     bad = np.zeros(len(c), dtype=bool)
@@ -57,17 +58,27 @@ def _feed_forward_does_not_split(c: Candidates, model: ModelSpec) -> Column:
     return bad
 
 
-def _experts_do_not_split(c: Candidates, model: ModelSpec) -> Column:
+def _experts_do_not_split(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     if model.experts is None:
         return (c.ep > 1) | (c.etp > 1)
     return (model.experts.num_experts % c.ep != 0) | (model.experts.expert_hidden_size % c.etp != 0)
 
 
-def _moe_tp_without_sequence_parallel(c: Candidates, model: ModelSpec) -> Column:
+def _moe_tp_without_sequence_parallel(
+    c: Candidates, model: ModelSpec, training: TrainingSpec
+) -> Column:
     return (c.tp > 1) & ~c.sequence_parallel & (model.experts is not None)
 
 
-def _too_few_micro_batches(c: Candidates, _: ModelSpec) -> Column:
+def _cp_does_not_split_the_sequence(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return (c.cp > 1) & (training.seq_len % (2 * c.cp) != 0)
+
+
+def _tp_does_not_split_the_sequence(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return c.sequence_parallel & (training.seq_len % (c.cp * c.tp) != 0)
+
+
+def _too_few_micro_batches(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     interleaved = schedule_is(c, "interleaved_1f1b")
     return interleaved & (c.num_micro_batches % c.pp != 0)
 
@@ -93,6 +104,16 @@ COMMON_RULES: Final = (
         "moe-with-tp-needs-sequence-parallel",
         "with tp the tokens must be sharded before they are dispatched to experts",
         _moe_tp_without_sequence_parallel,
+    ),
+    Rule(
+        "sequence-splits-over-cp",
+        "seq_len must be a multiple of 2 cp: each rank takes an early and a late chunk",
+        _cp_does_not_split_the_sequence,
+    ),
+    Rule(
+        "sequence-splits-over-tp",
+        "sequence parallelism needs seq_len / cp to be a multiple of tp",
+        _tp_does_not_split_the_sequence,
     ),
     Rule(
         "interleaving-needs-full-rounds",

@@ -27,10 +27,25 @@ class Group:
         degree: Ranks in the group, shape [rows].
         members: Per level, innermost first, the ranks inside one unit of it, shape [rows]; the
             last entry equals ``degree``.
+        even: Whether every innermost unit that the group enters holds equally many, shape [rows].
     """
 
     degree: Column
     members: tuple[Column, ...]
+    even: Column
+
+    def has_hierarchy(self) -> Column:
+        """Return whether the group has several members in each of several innermost units."""
+        inside = self.members[0]
+        return self.even & (inside > 1) & (inside < self.degree)
+
+    def repeat(self, times: int) -> "Group":
+        """Return the only row ``times`` times."""
+        return Group(
+            np.repeat(self.degree, times),
+            tuple(np.repeat(members, times) for members in self.members),
+            np.repeat(self.even, times),
+        )
 
 
 def axis_group(fabric: Fabric, candidates: Candidates, axis: Axis) -> Group:
@@ -60,16 +75,18 @@ def lay_group(fabric: Fabric, degree: Column, stride: Column) -> Group:
     ]
     for inner in range(1, len(members)):
         members[inner] = np.maximum(members[inner - 1], members[inner])
-    return Group(degree, (*members, degree))
+    unit, span = fabric.levels[0].unit_size, degree * stride
+    return Group(degree, (*members, degree), (unit % span == 0) | (span % unit == 0))
 
 
 def inner_group(group: Group) -> Group:
     """Return the part of the group inside one innermost unit (a node)."""
     inside = group.members[0]
-    return Group(inside, tuple(inside for _ in group.members))
+    return Group(inside, tuple(inside for _ in group.members), group.even)
 
 
 def outer_group(group: Group) -> Group:
     """Return what is left when every innermost unit is one member: the hierarchical outer ring."""
     inside = group.members[0]
-    return Group(group.degree // inside, tuple(np.maximum(1, m // inside) for m in group.members))
+    members = tuple(np.maximum(1, m // inside) for m in group.members)
+    return Group(group.degree // inside, members, group.even)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from planner.constants import GRADIENT_BUCKET_BYTES, Constant
+from planner.constants import GRADIENT_BUCKET_BYTES
 from planner.cost.collectives import thresholds
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
@@ -13,7 +13,7 @@ from planner.cost.step import Exposed, Priced, timed_ops
 from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
-from planner.layout.groups import Group, axis_group
+from planner.layout.groups import axis_group
 from planner.model.blocks import model_flop_per_token, parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import (
@@ -45,14 +45,16 @@ __all__ = ["answer"]
 _PROBED_LAYOUTS: Final = 8
 
 
-def answer(problem: Problem, ranking: Ranking, *, top_k: int, spread: Constant) -> dict[str, Any]:
+def answer(
+    problem: Problem, ranking: Ranking, *, top_k: int, interval: tuple[float, str]
+) -> dict[str, Any]:
     """Return the fields of a ``Plan`` that follow from the ranking.
 
     Args:
         problem: What was searched.
         ranking: Best first.
         top_k: Runners-up to list.
-        spread: Half the width of the interval around the step time, as a fraction.
+        interval: Half its width as a fraction of the step time, and what that rests on.
     """
     best = ranking.candidates.take(np.array([0]))
     ops = timed_ops(problem, best)
@@ -72,7 +74,7 @@ def answer(problem: Problem, ranking: Ranking, *, top_k: int, spread: Constant) 
         "sharding": _sharding(problem, best),
         "recompute": RECOMPUTE_MODES[int(best.recompute[0])],
         "collectives": tuple(_collectives(problem, best, ops)),
-        "prediction": _prediction(problem, ranking.priced, spread),
+        "prediction": _prediction(problem, ranking.priced, *interval),
         "memory": tuple(_memory(problem, best)),
         "ops": tuple(
             _timed_op(best, op) for op in ops if op.repeats[0] > 0 and op.exposed_s[0] > 0
@@ -158,15 +160,11 @@ def _collectives(
             predicted_s=float(choice.seconds[0]),
             runner_up=choice.algorithms[second] if has_next else None,
             runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
-            thresholds=thresholds(op.op, problem.fabric, _first_row(group)),
+            thresholds=thresholds(op.op, problem.fabric, group, choice.algorithms),
         )
 
 
-def _first_row(group: Group) -> Group:
-    return Group(group.degree[:1], tuple(members[:1] for members in group.members))
-
-
-def _prediction(problem: Problem, priced: Priced, spread: Constant) -> Prediction:
+def _prediction(problem: Problem, priced: Priced, spread: float, basis: str) -> Prediction:
     training, gpus = problem.training, problem.fabric.num_gpus
     breakdown = Breakdown(
         **{name: float(getattr(priced, name)[0]) for name in Breakdown.model_fields}
@@ -178,9 +176,9 @@ def _prediction(problem: Problem, priced: Priced, spread: Constant) -> Predictio
     return Prediction(
         step_time_s=step_time_s,
         interval=Interval(
-            low_s=step_time_s * (1 - spread.value),
-            high_s=step_time_s * (1 + spread.value),
-            basis=spread.source,
+            low_s=step_time_s * max(0.0, 1 - spread),
+            high_s=step_time_s * (1 + spread),
+            basis=basis,
         ),
         breakdown=breakdown,
         tokens_per_s=num_tokens / step_time_s,

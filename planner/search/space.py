@@ -109,7 +109,7 @@ def _legal(problem: Problem, block: Candidates, rejected: dict[str, int]) -> Can
     """Return the rows that break no rule; count the others under the first rule they break."""
     keep = np.ones(len(block), dtype=bool)
     for rule in rules_for(problem.framework):
-        broken = np.asarray(rule.breaks(block, problem.model)) & keep
+        broken = np.asarray(rule.breaks(block, problem.model, problem.training)) & keep
         if broken.any():
             name = f"{rule.name}: {rule.reason}"
             rejected[name] = rejected.get(name, 0) + int(broken.sum())

@@ -25,11 +25,17 @@ OPS: tuple[Collective, ...] = (
     "all_reduce",
     "all_gather",
     "reduce_scatter",
-    "broadcast",
     "all_to_all",
     "send_recv",
 )
-PAIRS = [(op, algorithm) for op in OPS for algorithm in legal_algorithms(fabric(), op)]
+ALGORITHMS: dict[Collective, tuple[Algorithm, ...]] = {
+    "all_reduce": ("ring", "tree", "hierarchical"),
+    "all_gather": ("ring", "hierarchical"),
+    "reduce_scatter": ("ring", "hierarchical"),
+    "all_to_all": ("direct", "pairwise"),
+    "send_recv": ("point_to_point",),
+}
+PAIRS = [(op, algorithm) for op in OPS for algorithm in ALGORITHMS[op]]
 GROUPS = [(1, 1), (2, 1), (8, 1), (2, 8), (8, 8), (64, 1), (16, 4), (512, 8), (6, 1)]
 
 
@@ -99,7 +105,7 @@ def test_no_algorithm_beats_the_bytes_that_must_leave_a_unit(
         if op == "all_to_all":  # each of the m members sends its own (n-m)/n
             bound *= m
     bound *= share / 2 if op == "all_reduce" else share
-    for algorithm in legal_algorithms(on, op):
+    for algorithm in ALGORITHMS[op]:
         assert seconds(op, algorithm, *group, size).transfer_s[0] >= bound * (1 - 1e-12)
 
 
@@ -152,11 +158,12 @@ def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
 def test_the_choice_is_the_cheapest_and_thresholds_agree_with_it() -> None:
     on = fabric(4096)
     group = lay_group(on, np.array([64]), np.array([1]))
-    steps = thresholds("all_reduce", on, group)
+    algorithms: tuple[Algorithm, ...] = ("ring", "tree")
+    steps = thresholds("all_reduce", on, group, algorithms)
     assert steps[-1].up_to_bytes is None
     assert len({s.algorithm for s in steps}) > 1  # latency-bound and bandwidth-bound differ
-    for size in 2.0 ** np.arange(10, 33):
-        best = choose("all_reduce", on, group, np.array([size]))
+    for size in [*2.0 ** np.arange(10, 33), *np.linspace(1e5, 5e9, 97)]:
+        best = choose("all_reduce", on, group, np.array([size]), algorithms)
         times = [
             collective_terms("all_reduce", a, on, group, np.array([size])).total_s()[0]
             for a in best.algorithms
@@ -174,8 +181,18 @@ def test_every_call_of_several_ranks_pays_the_launch() -> None:
 
 def test_no_hierarchy_is_chosen_where_there_is_none() -> None:
     on = fabric(4096)
-    for degree, stride in ((8, 1), (4, 2), (32, 8)):  # one node; one node; one GPU per node
+    # one node; one node; one GPU per node; two nodes unevenly
+    for degree, stride in ((8, 1), (4, 2), (32, 8), (6, 1), (12, 1)):
         group = lay_group(on, np.array([degree]), np.array([stride]))
-        best = choose("all_gather", on, group, np.array([1e8]))
+        best = choose("all_gather", on, group, np.array([1e8]), ("ring", "hierarchical"))
         assert best.algorithms[int(best.index[0])] == "ring"
         assert not np.isfinite(best.runner_up_s[0])
+
+
+def test_hierarchies_are_legal_only_where_a_framework_makes_them() -> None:
+    on = fabric(64)
+    assert legal_algorithms(on, "megatron", "dp_cp", "all_reduce") == ("ring", "tree")
+    assert legal_algorithms(on, "megatron", "dp_shard_cp", "all_gather") == ("ring",)
+    gloo = fabric(64, library="gloo")
+    assert legal_algorithms(gloo, "executor", "dp_cp", "all_reduce") == ("ring", "hierarchical")
+    assert legal_algorithms(gloo, "executor", "tp", "all_reduce") == ("ring",)

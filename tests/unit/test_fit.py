@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.calibrate import fit
 from planner.calibrate.apply import calibrated_fabric
 from planner.calibrate.fit import fit_calibration
 from planner.calibrate.runs import Measured, check_run, plan_candidate
 from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
+from planner.layout.candidates import Candidates
 from planner.layout.groups import axis_group
 from planner.plan import (
+    Axis,
     Calibration,
     CalibrationRun,
     CollectiveTiming,
@@ -23,6 +26,7 @@ from planner.plan import (
 )
 from planner.planning import build_problem, make_plan, resolve
 from planner.request import PlanRequest
+from tests.unit.problems import NVLINK, RAIL, fabric, problem, row
 
 TRUE_ALPHA_S, TRUE_BYTES_PER_S = 120e-6, 0.7e9
 COMPUTE_SCALE, OPTIMIZER_SCALE, HOST_S = 1.7, 0.6, 0.05
@@ -47,14 +51,17 @@ def synthetic_run(plan: Plan, *, jitter: float = 0.0) -> CalibrationRun:
     level = replace(
         prior.fabric.levels[0], alpha_s=TRUE_ALPHA_S, bytes_per_s=TRUE_BYTES_PER_S, measured=True
     )
-    fabric = replace(prior.fabric, levels=(level,))
+    cluster = replace(prior.fabric, levels=(level,))
     candidate = plan_candidate(prior, plan)
-    group = axis_group(fabric, candidate, "dp_cp")
+    group = axis_group(cluster, candidate, "dp_cp")
+    true = replace(
+        prior, fabric=cluster, compute_scale=COMPUTE_SCALE, optimizer_scale=OPTIMIZER_SCALE
+    )
     compute = COMPUTE_SCALE * float(mean_compute_s(prior, candidate)[0])
     optimizer = OPTIMIZER_SCALE * float(price(prior, candidate).optimizer_s[0])
 
     def seconds(size: int) -> float:
-        terms = collective_terms("all_reduce", "ring", fabric, group, np.array([float(size)]))
+        terms = collective_terms("all_reduce", "ring", cluster, group, np.array([float(size)]))
         return float(terms.total_s()[0])
 
     num_steps, gradient = 4, SIZES[-1]
@@ -67,7 +74,7 @@ def synthetic_run(plan: Plan, *, jitter: float = 0.0) -> CalibrationRun:
                 op="all_reduce",
                 algorithm="ring",
                 size_bytes=gradient,
-                group_size=4,
+                group_size=plan.layout.degree("dp_cp"),
                 seconds=tuple(waits),
             )
         ]
@@ -77,13 +84,13 @@ def synthetic_run(plan: Plan, *, jitter: float = 0.0) -> CalibrationRun:
                 op="all_reduce",
                 algorithm="ring",
                 size_bytes=size,
-                group_size=4,
+                group_size=plan.layout.degree("dp_cp"),
                 seconds=tuple(seconds(size) * (1 + jitter * rng.random()) for _ in range(5)),
                 is_probe=True,
             )
             for size in SIZES
         ]
-        step = compute + optimizer + seconds(gradient) + HOST_S
+        step = float(price(true, candidate).step_time_s()[0]) + HOST_S
         ranks.append(
             RankTimings(
                 rank=rank,
@@ -127,6 +134,115 @@ def test_the_true_constants_come_back(plan: Plan) -> None:
     assert found.compute_scale == pytest.approx(COMPUTE_SCALE)
     assert found.optimizer_scale == pytest.approx(OPTIMIZER_SCALE)
     assert found.host_overhead_s == pytest.approx(HOST_S, rel=1e-6)
+    assert found.residual < 1e-6
+
+
+def test_a_pipeline_does_not_dilute_the_host(plan: Plan) -> None:
+    piped = local(constraints={"pp": 2, "dp": 2, "schedule": "1f1b"})
+    other = make_plan(resolve(piped))
+    prior = build_problem(resolve(local()))
+    flat = Measured(prior, plan, synthetic_run(plan))
+    pipeline = Measured(prior, other, synthetic_run(other))
+    together = fit_calibration([flat, pipeline, pipeline])
+    assert together.host_overhead_s == pytest.approx(HOST_S, rel=0.1)
+
+
+def test_a_pipeline_alone_reproduces_its_own_step(plan: Plan) -> None:
+    other = make_plan(resolve(local(constraints={"pp": 2, "dp": 2, "schedule": "1f1b"})))
+    run = synthetic_run(other)
+    again = make_plan(
+        resolve(local(constraints={"pp": 2, "dp": 2, "schedule": "1f1b"})), calibrate(other, run)
+    )
+    assert again.layout == other.layout
+    assert again.prediction.step_time_s == pytest.approx(run.ranks[0].step_s[0], rel=0.02)
+
+
+@pytest.mark.parametrize("field", ["alpha_s", "bytes_per_s"])
+def test_every_measured_level_figure_reaches_the_plan(plan: Plan, field: str) -> None:
+    calibration = calibrate(plan, synthetic_run(plan))
+    worse = {"alpha_s": 100.0, "bytes_per_s": 0.01}[field]
+    level = calibration.levels[0]
+    changed = level.model_copy(update={field: getattr(level, field) * worse})
+    slow = calibration.model_copy(update={"levels": (changed,), "id": "slow"})
+    before, after = (make_plan(resolve(local()), c).prediction for c in (calibration, slow))
+    assert after.breakdown.dp_exposed_s > 2 * before.breakdown.dp_exposed_s
+
+
+def test_host_overhead_reaches_the_plan(plan: Plan) -> None:
+    calibration = calibrate(plan, synthetic_run(plan))
+    slow = calibration.model_copy(update={"host_overhead_s": 1.0, "id": "slow"})
+    before, after = (make_plan(resolve(local()), c).prediction for c in (calibration, slow))
+    assert after.step_time_s - before.step_time_s == pytest.approx(1.0 - HOST_S, rel=1e-6)
+
+
+def test_two_levels_are_fitted_each_from_its_own_transfers(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside and across nodes: what was fitted inside is taken off the transfers across."""
+    rail = replace(RAIL, unit_size=16)
+    true = (
+        replace(NVLINK, alpha_s=5e-6, bytes_per_s=2e11, measured=True),
+        replace(rail, alpha_s=4e-5, bytes_per_s=1e10, measured=True),
+    )
+    base = problem("llama3-8b", on=fabric(16, levels=(NVLINK, rail)))
+    real = fabric(16, levels=true)
+    axes: tuple[tuple[Candidates, Axis], ...] = (
+        (row(tp=8, dp_shard=2), "tp"),
+        (row(dp_shard=16), "dp"),
+    )
+    transfers = []
+    for candidate, axis in axes:
+        group = axis_group(real, candidate, axis)
+        for size in SIZES:
+            column = np.array([float(size)])
+            terms = collective_terms("all_reduce", "ring", real, group, column)
+            seconds = float(terms.total_s()[0])
+            transfers.append(fit._Transfer("all_reduce", "ring", group, column, seconds))
+    monkeypatch.setattr(fit, "_transfers", lambda _: transfers)
+    fitted, found = fit._fit_levels([Measured(base, plan, synthetic_run(plan))])
+    assert [level.measured for level in fitted.levels] == [True, True]
+    for level, one in zip(true, found, strict=True):
+        assert one.alpha_s == pytest.approx(level.alpha_s, rel=1e-6)
+        assert one.bytes_per_s == pytest.approx(level.bytes_per_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"step_s": (1e-6,) * 4}, "less than its parts"),
+        (
+            {"step_s": (1e-5,) * 4, "forward_backward_s": (1e-6,) * 4, "optimizer_s": (1e-6,) * 4},
+            "flop/s",
+        ),
+        ({"communication_s": ()}, "one per step"),
+    ],
+)
+def test_runs_that_break_physics_are_refused(
+    plan: Plan, change: dict[str, Any], match: str
+) -> None:
+    run = synthetic_run(plan)
+    bad = run.model_copy(update={"ranks": tuple(r.model_copy(update=change) for r in run.ranks)})
+    with pytest.raises(InvalidInputError, match=match):
+        calibrate(plan, bad)
+
+
+def test_timings_that_follow_no_law_are_refused(plan: Plan) -> None:
+    run = synthetic_run(plan)
+
+    def absurd(timing: CollectiveTiming) -> CollectiveTiming:
+        """Return the call faster than any call can be."""
+        return timing.model_copy(update={"seconds": (1e-8,) * len(timing.seconds)})
+
+    bad = run.model_copy(
+        update={
+            "ranks": tuple(
+                r.model_copy(update={"collectives": tuple(map(absurd, r.collectives))})
+                for r in run.ranks
+            )
+        }
+    )
+    with pytest.raises(InvalidInputError, match="follow no latency and bandwidth"):
+        calibrate(plan, bad)
 
 
 def test_noise_moves_them_no_more_than_itself(plan: Plan) -> None:
@@ -178,8 +294,8 @@ def test_a_run_of_another_plan_is_refused(plan: Plan) -> None:
 
 
 def test_a_plan_is_the_row_it_came_from(plan: Plan) -> None:
-    problem = build_problem(resolve(local()))
-    priced = price(problem, plan_candidate(problem, plan))
+    prior = build_problem(resolve(local()))
+    priced = price(prior, plan_candidate(prior, plan))
     assert priced.step_time_s()[0] == pytest.approx(plan.prediction.step_time_s)
 
 

@@ -55,7 +55,8 @@ def test_rejections_and_candidates_add_up() -> None:
     space = enumerate_candidates(base, Constraints())
     assert len(space.candidates) + sum(space.rejected.values()) == space.num_candidates
     for rule in rules_for("megatron"):
-        assert not np.asarray(rule.breaks(space.candidates, base.model)).any(), rule.name
+        broken = rule.breaks(space.candidates, base.model, base.training)
+        assert not np.asarray(broken).any(), rule.name
 
 
 def test_the_winner_is_the_fastest_that_fits_of_all() -> None:
