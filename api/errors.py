@@ -61,7 +61,7 @@ def describe(error: PlannerError) -> tuple[int, ErrorBody]:
             where="",
             type=name,
             suggestion=error.suggestion,
-            rejected=error.rejected,
+            rejected=dict(error.most_rejected()),
         )
         return HTTPStatus.UNPROCESSABLE_ENTITY, body
     where = error.where if isinstance(error, InvalidInputError) else ""

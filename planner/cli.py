@@ -461,7 +461,7 @@ def _say(message: str) -> None:
 def _complain(error: PlannerError) -> None:
     _say(str(error))
     if isinstance(error, InfeasiblePlanError):
-        for reason, count in error.rejected.items():
+        for reason, count in error.most_rejected():
             typer.echo(f"  {count:,} layouts: {reason}", err=True)
         if error.suggestion:
             typer.echo(f"  this would fit: {json.dumps(error.suggestion)}", err=True)

@@ -30,15 +30,20 @@ class InvalidInputError(PlannerError):
 
 
 class UnknownNameError(InvalidInputError):
-    """No bundled thing has this name; ``nearest`` lists up to three that look like it."""
+    """No bundled thing has this name; ``nearest`` lists up to three that look like it.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    ``remedy`` ends the message: what else there is, or what else can be given.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, remedy: str = "") -> None:
         self.kind = kind
         self.name = name
         names = sorted(known)
         self.nearest = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
         super().__init__(
-            f"no {kind} is called {name!r}; nearest: {', '.join(self.nearest)}", where=kind
+            f"no {kind} is called {name!r}; nearest: {', '.join(self.nearest)}"
+            + (f"; {remedy}" if remedy else ""),
+            where=kind,
         )
 
 
@@ -60,3 +65,7 @@ class InfeasiblePlanError(PlannerError):
         super().__init__(message)
         self.rejected = rejected or {}
         self.suggestion = suggestion
+
+    def most_rejected(self) -> list[tuple[str, int]]:
+        """Return (reason, count) of ``rejected``, most frequent first, as plans list them."""
+        return sorted(self.rejected.items(), key=lambda item: -item[1])

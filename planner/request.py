@@ -1,8 +1,9 @@
 """What a caller asks for: ``PlanRequest``, the body of ``POST /plan``."""
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from planner.model.spec import ModelSpec
 from planner.plan import Degree, Document, Framework, RecomputeMode, ScheduleName, TrainingSpec
@@ -12,12 +13,37 @@ __all__ = ["Constraints", "HuggingFaceModel", "PlanRequest"]
 
 Name = Annotated[str, Field(min_length=1, max_length=120)]
 
+_UNNAMED: Final = "huggingface"
+_REPOSITORY: Final = re.compile(r"(?:.*/)?([A-Za-z0-9][A-Za-z0-9._-]{0,119})")
+
 
 class HuggingFaceModel(Document):
     """A model given as the ``config.json`` of a Hugging Face repository."""
 
     huggingface: dict[str, Any]
-    name: Name = "huggingface"
+    name: Name = _UNNAMED
+
+
+def _config_or_spec(value: Any) -> Any:
+    """Return a bare ``config.json`` as the ``HuggingFaceModel`` it means, other models as given.
+
+    Raises:
+        ValueError: It is an object that is no model of any kind.
+    """
+    if not isinstance(value, dict) or "huggingface" in value or "attention" in value:
+        return value
+    if "model_type" in value or "architectures" in value:
+        path = value.get("_name_or_path")
+        repository = _REPOSITORY.fullmatch(path) if isinstance(path, str) else None
+        return {"huggingface": value, "name": repository[1] if repository else _UNNAMED}
+    raise ValueError(
+        "need a bundled name (GET /models, commplan model list), a spec (commplan model show NAME "
+        "--json prints one), or the config.json of a Hugging Face repository (it has model_type); "
+        "got an object with none of model_type, architectures, attention, huggingface"
+    )
+
+
+Model = Annotated[Name | ModelSpec | HuggingFaceModel, BeforeValidator(_config_or_spec)]
 
 
 class Constraints(Document):
@@ -46,7 +72,9 @@ class PlanRequest(Document):
     nodes: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="null = the topology's own default"
     )
-    model: Name | ModelSpec | HuggingFaceModel
+    model: Model = Field(
+        description="bundled name, spec, or the config.json of a Hugging Face repository as it is"
+    )
     training: TrainingSpec
     constraints: Constraints = Constraints()
     framework: Framework = Field(

@@ -1,5 +1,6 @@
 """``/``: a form and its answer for people, without JavaScript; ``/docs`` without a CDN."""
 
+from functools import cache
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -12,6 +13,7 @@ from api.middleware import SESSION_COOKIE, session_value, token_matches
 from api.pages import Pages
 from planner.documents import validated
 from planner.errors import PlannerError
+from planner.hardware.devices import device
 from planner.model.bundled import model_names
 from planner.plan import Plan
 from planner.request import PlanRequest
@@ -24,7 +26,7 @@ from planner.summary import (
     memory_parts,
     time_parts,
 )
-from planner.topology.bundled import topology_names
+from planner.topology.bundled import load_topology, topology_names
 
 __all__ = ["router"]
 
@@ -156,10 +158,23 @@ def _form(
         typed=typed,
         error=error,
         topologies=topology_names(),
+        precisions=_precisions(),
         models=model_names(),
         constraints=_CONSTRAINTS,
         is_constrained=any(typed[name] for name in _CONSTRAINTS),
     )
+
+
+@cache
+def _precisions() -> dict[str, str]:
+    """Return what the device of each bundled topology can be trained in, for the form to say."""
+    devices = {name: load_topology(name).device for name in topology_names()}
+    return {
+        topology: ", ".join(
+            device(found).peak_flop_per_s if isinstance(found, str) else found.peak_flop_per_s
+        )
+        for topology, found in devices.items()
+    }
 
 
 def _request_fields(typed: dict[str, str]) -> dict[str, Any]:

@@ -121,7 +121,11 @@ def device(name: str) -> Device:
     """
     figures = _figures()
     if name not in figures:
-        raise UnknownNameError("device", name, figures)
+        remedy = (
+            f"known: {', '.join(device_names())}; or give its figures in place of the name: name, "
+            "memory_bytes, memory_bytes_per_s, peak_flop_per_s, source"
+        )
+        raise UnknownNameError("device", name, figures, remedy=remedy)
     return _read(name, figures[name])
 
 

@@ -36,6 +36,10 @@ def check_error(answer: httpx.Response, status: int) -> dict[str, Any]:
         ({"topology": 7}, 422, "topology", "got 7"),
         ({"topology": {"name": "mine"}}, 422, "topology.library", "missing"),
         ({"model": {"huggingface": {}}}, 422, "model.huggingface", ""),
+        ({"model": {"hidden_size": 8}}, 422, "model", "need a bundled name"),
+        ({"model": {}}, 422, "model", "config.json"),
+        ({"model": {"model_type": 3}}, 422, "model.huggingface.model_type", "is 3"),
+        ({"model": {"architectures": []}}, 422, "model.huggingface", ""),
         ({"nodes": 10**6}, 422, "nodes", "1000000"),
         ({"training": {"seq_len": 1}}, 422, "training.global_batch_size", "add it"),
         ({"training": {"global_batch_size": 0, "seq_len": 8}}, 422, "training.global", "got 0"),
@@ -52,6 +56,7 @@ def test_an_impossible_request_is_told_where_and_what(
     error = check_error(client.post("/plan", json=plan_request(**changes)), status)
     assert error["where"].startswith(where)
     assert said in error["message"]
+    assert len(error["message"]) < 400
     if status == 404:
         assert said in error["nearest"]
 

@@ -33,6 +33,52 @@ def test_a_plan_is_answered_stored_and_read_back_byte_for_byte(client: Client) -
     assert (stored.status_code, stored.content) == (200, answer.content)
 
 
+def test_a_browser_is_sent_to_the_page_and_programs_get_the_document(client: Client) -> None:
+    plan = client.post("/plan", json=plan_request())
+    path = plan.headers["Content-Location"]
+    browser = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    answer = client.get(path, headers=browser)
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"{path}/page")
+    assert f'href="{path}?format=json"' in client.get(f"{path}/page", headers=browser).text
+    for options in ({}, {"headers": {"Accept": "application/json"}}):
+        assert client.get(path, **options).content == plan.content
+    assert client.get(f"{path}?format=json", headers=browser).content == plan.content
+    assert client.get(f"{path}?format=xml").status_code == 422
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "huggingface"),
+        ({"_name_or_path": "someone/tiny-llama.v2"}, "tiny-llama.v2"),
+        ({"_name_or_path": "/models/tiny"}, "tiny"),
+        ({"_name_or_path": "<script>"}, "huggingface"),
+        ({"_name_or_path": "x" * 121}, "huggingface"),
+        ({"_name_or_path": 3.5}, "huggingface"),
+        ({"_name_or_path": None, "architectures": ["LlamaForCausalLM"]}, "huggingface"),
+    ],
+)
+def test_a_config_json_is_a_model_as_it_is(
+    client: Client, given: dict[str, Any], name: str
+) -> None:
+    config = CONFIG | given
+    bare = client.post("/plan", json=plan_request(model=config))
+    assert bare.status_code == 200, bare.text
+    assert bare.json()["model"]["name"] == name
+    wrapped = client.post("/plan", json=plan_request(model={"huggingface": config, "name": name}))
+    assert wrapped.content == bare.content
+
+
 def test_the_same_request_gives_the_same_bytes_without_a_second_search(client: Client) -> None:
     first, second = (client.post("/plan", json=plan_request()) for _ in range(2))
     assert first.content == second.content

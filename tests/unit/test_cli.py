@@ -111,6 +111,12 @@ def test_the_table_keeps_to_the_width_and_loses_nothing(run: Run, width: int) ->
     assert all(f"\n# {note}\n" in launch for note in launch_notes(plan))
 
 
+def test_reasons_are_listed_most_frequent_first_with_and_without_a_plan(run: Run) -> None:
+    counts = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) layouts: ", run(*TOO_BIG)[2])]
+    assert len(counts) > 2
+    assert counts == sorted(counts, reverse=True)
+
+
 def test_the_suggestion_fits(run: Run) -> None:
     status, _, err = run(*TOO_BIG)
     assert status == 1
@@ -155,6 +161,23 @@ def test_topology_and_model_may_be_files(run: Run, tmp_path: Path) -> None:
     model.write_text(run("model", "show", "example-gpt", "--json")[1])
     files = ["--topology", str(topology), "--model", str(model)]
     assert run(*PLAN, *files, "--json")[1] == run(*PLAN, "--json")[1]
+
+
+def test_a_request_file_may_hold_a_config_json(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "request.json"
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4}
+    config |= {"num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+    config |= {"_name_or_path": "someone/tiny"}
+    file.write_text(json.dumps({"model": config}))
+    arguments = [word for word in PLAN if word not in ("--model", "example-gpt")]
+    status, out, err = run(*arguments, "-r", str(file), "--json")
+    assert status == 0, err
+    assert Plan.model_validate_json(out).model.name == "tiny"
+    file.write_text(json.dumps({"model": {"hidden_size": 64}}))
+    status, _, err = run(*arguments, "-r", str(file))
+    assert status == 2
+    assert "need a bundled name" in err
+    assert err.count("missing") == 0
 
 
 def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Path) -> None:
@@ -255,6 +278,7 @@ def test_topologies_are_listed_and_shown(run: Run) -> None:
         assert name in table
         document = run("topology", "show", name, "--json")[1]
         assert TopologyDocument.model_validate_json(document).name == name
+    assert ": 1 node, 8 ranks" in run("topology", "show", "dgx-h100", "--nodes", "1")[1]
     assert "512 ranks" in run("topology", "show", "dgx-h100", "--nodes", "64")[1]
 
 

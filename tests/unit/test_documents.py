@@ -58,7 +58,7 @@ def test_strict_json_comes_back_as_it_was(value: object) -> None:
         ({"constraints": {"tp": "x" * 500}}, "constraints.tp", "..."),
         ({"topology": {"name": "t"}}, "topology.library", "is missing"),
         ({"model": {"huggingface": 3}}, "model.huggingface", "dictionary, got 3"),
-        ({"model": {"name": 5, "num_layers": 0}}, "model.name", "string, got 5"),
+        ({"model": {"name": 5, "attention": 0}}, "model.name", "string, got 5"),
         ({"top_k": True, "framework": []}, "framework", "got a list of 0"),
     ],
 )

@@ -36,9 +36,12 @@ def test_every_precision_has_kernels_and_every_figure_a_source(name: str) -> Non
     assert 0 < dev.memory.fraction <= 1
 
 
-def test_an_unknown_device_lists_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="h100-sxm-80gb"):
+def test_an_unknown_device_lists_every_device_and_how_to_give_another() -> None:
+    with pytest.raises(UnknownNameError, match="h100-sxm-80gb") as caught:
         device("h100")
+    for name in device_names():
+        assert name in str(caught.value)
+    assert "peak_flop_per_s" in str(caught.value)
 
 
 def test_a_device_by_its_data_sheet_borrows_kernels() -> None:
