@@ -351,7 +351,9 @@ class MemoryParts(Document):
     weights_bytes: Bytes
     gradients_bytes: Bytes
     optimizer_bytes: Bytes
-    gathered_bytes: Bytes = Field(description="parameters gathered from other shards")
+    gathered_bytes: Bytes = Field(
+        description="whole units of sharded weights and gradients while they are in use"
+    )
     activations_bytes: Bytes
     logits_bytes: Bytes
     moe_buffers_bytes: Bytes

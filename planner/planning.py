@@ -16,12 +16,7 @@ from planner.constants import (
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.hardware.devices import Device, custom_device, device
-from planner.model.blocks import (
-    BlockKind,
-    attention_flop_per_token,
-    block_parameters,
-    layer_kinds,
-)
+from planner.model.blocks import block_flop_per_token, layer_kinds
 from planner.model.bundled import load_model
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
@@ -51,7 +46,6 @@ __all__ = [
 
 _ASSUMPTIONS: Final = (
     "attention is fused; no score matrix is stored",
-    "experts are loaded evenly",
     "closed form, not simulated; collectives of different axes do not contend",
 )
 
@@ -116,8 +110,11 @@ def build_problem(resolved: ResolvedRequest, calibration: Calibration | None = N
         device=hardware,
         splits=split_table(
             layer_kinds(model),
-            pipelines(model, prior.num_gpus),
-            _kind_costs(model, request.training.seq_len),
+            pipelines(model, prior.num_gpus, request.constraints),
+            {
+                kind: block_flop_per_token(model, kind, request.training.seq_len)
+                for kind in ("embedding", "head", *set(layer_kinds(model)))
+            },
         ),
         framework=request.framework,
         **scales,
@@ -166,7 +163,11 @@ def _plan(
         topology=resolved.topology.name,
         framework=request.framework,
         training=request.training,
-        assumptions=(*model.assumptions, *_ASSUMPTIONS),
+        assumptions=(
+            *model.assumptions,
+            *_ASSUMPTIONS,
+            *(("experts are loaded evenly",) if model.experts else ()),
+        ),
         provenance=_provenance(resolved, problem, calibration),
         **answer(
             problem,
@@ -225,24 +226,6 @@ def _provenance(
             *(f"level {level.name}: {level.source}" for level in problem.fabric.levels),
         ),
     )
-
-
-def _kind_costs(model: ModelSpec, seq_len: int) -> dict[BlockKind, float]:
-    """Return forward flop per token of each block kind, to balance stages by."""
-    cores = attention_flop_per_token(model, seq_len)
-    costs: dict[BlockKind, float] = {
-        "embedding": 0.0,
-        "head": 2.0 * model.hidden_size * model.vocab_size,
-        "dense": 0.0,
-        "moe": 0.0,
-    }
-    for kind in set(layer_kinds(model)):
-        block = block_parameters(model, kind)
-        active = block.attention + block.feed_forward
-        if kind == "moe" and model.experts is not None:
-            active += block.experts * model.experts.top_k // model.experts.num_experts
-        costs[kind] = 2.0 * active + cores
-    return costs
 
 
 def _device(topology: TopologyDocument) -> Device:

@@ -88,18 +88,18 @@ def activation_bytes(
 
     Per token, outside the tensor-parallel regions: inputs and outputs of both norms (and the
     dropout masks); inside: q, k, v, attention output, its log-sum-exp, and the feed-forward's
-    intermediate tensors. ``selective`` drops outputs of norms and activation function; ``full``
-    keeps the block's input alone. An unfused attention adds 5 bytes per head and key.
+    intermediate tensors. ``selective`` drops the outputs of norms and of the experts' activation
+    function; ``full`` keeps the block's input alone. An unfused attention adds 5 bytes per head
+    and key.
     """
     model, beta = problem.model, weight_bytes(problem.training)
     h = model.hidden_size
     if kind in ("embedding", "head"):  # the head keeps its norm's input and output
         return sharded_tokens(problem, c) * h * beta * (2 if kind == "head" else 0)
     outside, inside = sharded_tokens(problem, c), tokens(problem, c) / c.tp
-    whole = tokens(problem, c)
     norm_out = 2 * h * beta * outside
     norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
-    attention = _attention_bytes(problem, c, inside, whole)
+    attention = _attention_bytes(problem, c, inside, outside)
     if not fused_attention:
         attention = attention - 4 * model.attention.num_heads * inside
         attention = attention + 5 * model.attention.num_heads * problem.training.seq_len * inside
@@ -113,19 +113,19 @@ def activation_bytes(
         width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
         routed = routed_out = np.zeros(len(c))
     feed_forward = (3 if gated else 2) * width * beta * inside + routed
-    redone = norm_out + width * beta * inside + routed_out
+    redone = norm_out + routed_out
     kept = norm_in + norm_out + attention + feed_forward
     kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
     return np.where(c.recompute == _FULL, h * beta * outside, kept)
 
 
-def _attention_bytes(problem: Problem, c: Candidates, inside: Column, whole: Column) -> Column:
+def _attention_bytes(problem: Problem, c: Candidates, inside: Column, outside: Column) -> Column:
     a, beta = problem.model.attention, weight_bytes(problem.training)
     if isinstance(a, LatentAttention):
         qk = a.qk_nope_head_dim + a.qk_rope_head_dim
         heads = a.num_heads * (2 * qk + 2 * a.v_head_dim)
         latent = (a.q_lora_rank or 0) + a.kv_lora_rank + a.qk_rope_head_dim
-        return (heads * beta + 4 * a.num_heads) * inside + latent * beta * whole
+        return (heads * beta + 4 * a.num_heads) * inside + latent * beta * outside
     kv = 2 * np.maximum(a.num_kv_heads, c.tp) * a.head_dim
     return ((2 * a.num_heads * a.head_dim + kv) * beta + 4 * a.num_heads) * inside
 
@@ -140,11 +140,17 @@ def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int
 
 
 def _gathered(problem: Problem, c: Candidates) -> Column:
-    """Return two gathered units under ZeRO-3: the one in use and the one on its way."""
+    """Return whole units of sharded states: two of weights and one of gradients.
+
+    ZeRO-3 gathers the unit in use and the next; ZeRO-2 and 3 hold a unit's gradients whole until
+    they are scattered.
+    """
     kinds = set(layer_kinds(problem.model)) | {"embedding", "head"}
     units = [np.add(*block_share(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
-    largest = np.max(units, axis=0) * weight_bytes(problem.training)
-    return np.where((c.zero_stage == 3) & (shards(c) > 1), 2 * largest, 0.0)
+    largest, several = np.max(units, axis=0), shards(c) > 1
+    weights = np.where(several & (c.zero_stage == 3), 2 * weight_bytes(problem.training), 0)
+    gradients = np.where(several & (c.zero_stage >= 2), gradient_bytes(problem.training), 0)
+    return largest * (weights + gradients)
 
 
 def _activations(problem: Problem, c: Candidates) -> Column:

@@ -15,15 +15,15 @@ from planner.layout.candidates import Column
 __all__ = ["BLOCK_OVERLAPS", "RANK_OVERLAPS", "exposed_s"]
 
 # Block op -> the ops of the same block and pass that it runs beside.
-#   tp regather: gathered while the input gradient of the same layer is computed (2205.05198, 4.2.2)
+#   tp regather: while the input gradient of the same product is computed (2205.05198, 4.2.2)
 #   cp ring:     the next keys and values travel while the present ones are used (2310.01889)
 BLOCK_OVERLAPS: Final[dict[str, tuple[str, ...]]] = {
-    "attention_tp_regather": ("attention_q", "attention_qkv", "attention_out"),
-    "ffn_tp_regather": ("ffn_up", "ffn_down"),
-    "shared_expert_tp_regather": ("shared_expert_up", "shared_expert_down"),
+    "attention_tp_regather": ("attention_q", "attention_kv", "attention_qkv"),
+    "ffn_tp_regather": ("ffn_up",),
+    "shared_expert_tp_regather": ("shared_expert_up",),
+    "head_tp_regather": ("head",),
     "cp_ring": ("attention_core",),
 }
-
 
 # Rank op -> pass. Gradients travel while earlier layers go backward, parameters while layers
 # before theirs go forward; in the last or first micro-batch, or in each of them with ZeRO-2 / 3.

@@ -98,10 +98,15 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     Priced by the same functions as ``price``; a test adds them up to its breakdown.
     """
     folded = _fold(problem, candidate)
+    m = candidate.num_micro_batches
+    # ranks that share cores: what a second of compute becomes in the step
+    stretched = price(problem, candidate).compute_s / (m * folded.slowest[:, :, _COMPUTE].sum())
     found: list[Exposed] = []
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, candidate, kind):
-            times = folded.counts[:, index] * candidate.num_micro_batches
+            times = folded.counts[:, index] * m
+            if not isinstance(timed.op, Communication):
+                exposed = exposed * stretched
             found.append(Exposed(timed, kind, timed.op.repeats * times, exposed * times))
     send = seconds(problem, candidate, [stage_send(problem, candidate)])[0]
     filled = _fill_sends(candidate) * send.seconds
@@ -205,7 +210,8 @@ def _exposed_rank(
     Ops that run beside the same pass share its seconds in the order of the list.
     """
     overlap = overlaps_data_parallel(problem.framework)
-    budget = dict(zip(("forward", "backward"), folded.slowest.sum(axis=2).T, strict=True))
+    compute = folded.slowest[:, :, _COMPUTE]
+    budget = dict(zip(("forward", "backward"), compute.T, strict=True))
     load = _host_share(problem, c).load
     found: list[Column] = []
     for timed in rank:
@@ -253,16 +259,19 @@ def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Tim
     loop = step_s(stage, host, c.schedule, c.pp, m, c.virtual_stages)
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
     compute = np.minimum(m * slowest[:, _COMPUTE] * host.load, loop - m * waiting - filled)
-    exposed = _exposed_rank(problem, c, folded, rank)
-    optimizer = exposed.pop([timed.op.name for timed in rank].index("optimizer"))
+    booked = {"dp": np.zeros(len(c)), "pp": filled, "optimizer": np.zeros(len(c))}
+    for timed, exposed in zip(rank, _exposed_rank(problem, c, folded, rank), strict=True):
+        axis = timed.op.axis if isinstance(timed.op, Communication) else "optimizer"
+        part = axis if axis in booked else "dp"
+        booked[part] = booked[part] + exposed
     return Priced(
         compute_s=compute,
         tp_exposed_s=m * slowest[:, _PARTS.index("tp")],
         cp_exposed_s=m * slowest[:, _PARTS.index("cp")],
         ep_exposed_s=m * slowest[:, _PARTS.index("ep")],
-        dp_exposed_s=np.sum(exposed, axis=0),
-        pp_exposed_s=filled,
-        bubble_s=np.maximum(0.0, loop - compute - m * waiting - filled),
-        optimizer_s=optimizer,
+        dp_exposed_s=booked["dp"],
+        pp_exposed_s=booked["pp"],
+        bubble_s=np.where(c.pp > 1, np.maximum(0.0, loop - compute - m * waiting - filled), 0.0),
+        optimizer_s=booked["optimizer"],
         host_s=np.full(len(c), problem.host_overhead_s),
     )

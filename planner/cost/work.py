@@ -15,6 +15,7 @@ routing balanced. Attention is fused (no score matrix is stored or moved).
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -74,8 +75,9 @@ DTENSOR_MODULES_PER_LAYER: Final = 9
 
 _FULL: Final = RECOMPUTE_MODES.index("full")
 _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
-# Cheap to redo, large to keep: Megatron's --recompute-modules layernorm mlp moe_act.
-_SELECTIVE_OPS: Final = ("norms", "activation")
+# Cheap to redo, large to keep: Megatron's --recompute-modules layernorm moe_act. It has no module
+# that redoes the activation function of a dense feed-forward alone.
+_SELECTIVE_OPS: Final = ("norms", "expert_activation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +196,13 @@ def stage_send(problem: Problem, c: Candidates) -> Communication:
 def rank_work(problem: Problem, c: Candidates) -> list[Op]:
     """Return the ops that a rank does per step: gradients, parameters, optimizer.
 
-    Sizes are those of the rank with most parameters. Gradients are reduced in buckets; with
-    ZeRO-2 and 3 in every micro-batch, else once.
+    Sizes are those of the pipeline rank with most parameters. Gradients are reduced in buckets;
+    with ZeRO-2 and 3 in every micro-batch, else once.
     """
-    dense, experts = (p.max(axis=1) for p in rank_parameters(problem, c))
+    of_dense, of_experts = rank_parameters(problem, c)
+    fullest = np.argmax(of_dense + of_experts, axis=1)
+    rows = np.arange(len(c))
+    dense, experts = of_dense[rows, fullest], of_experts[rows, fullest]
     ops: list[Op] = [*_reduce_dense(problem, c, dense), *_reduce_experts(problem, c, experts)]
     if problem.model.tied_embeddings:
         vocabulary = problem.model.hidden_size * problem.model.vocab_size / c.tp
@@ -216,15 +221,20 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
     model, beta = problem.model, weight_bytes(problem.training)
     h, a, t, tok = model.hidden_size, model.attention, c.tp, tokens(problem, c)
     ops: list[Op] = []
+    gathered = h  # elements per token that the tensor-parallel ranks exchange
     if isinstance(a, LatentAttention):
+        # The narrow products have whole weights on every rank and run on its own tokens; what is
+        # gathered is the latent (Megatron-LM, multi_latent_attention).
+        own = sharded_tokens(problem, c)
         qk = a.qk_nope_head_dim + a.qk_rope_head_dim
-        q_in = h
-        if a.q_lora_rank is not None:  # the narrow products are repeated on every tp rank
-            ops.append(_gemm("attention_q_down", once, tok, a.q_lora_rank, h))
-            q_in = a.q_lora_rank
+        q_in = h if a.q_lora_rank is None else a.q_lora_rank
+        kv_latent = a.kv_lora_rank + a.qk_rope_head_dim
+        gathered = q_in + kv_latent
+        if a.q_lora_rank is not None:
+            ops.append(_gemm("attention_q_down", once, own, a.q_lora_rank, h))
         ops += [
             _gemm("attention_q", once, tok, a.num_heads * qk / t, q_in),
-            _gemm("attention_kv_down", once, tok, a.kv_lora_rank + a.qk_rope_head_dim, h),
+            _gemm("attention_kv_down", once, own, kv_latent, h),
             _gemm(
                 "attention_kv",
                 once,
@@ -251,17 +261,31 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
         Communication("cp_ring", "forward", hops, "cp", "send_recv", tok * kv_width * beta),
         AttentionCore("attention_core", "forward", once, flop, queries, heads, head_dim),
         _gemm("attention_out", once, tok, h, out_width),
-        *_tensor_parallel_pair("attention", problem, c, once),
+        *_tensor_parallel_pair("attention", problem, c, once, gathered),
     ]
 
 
-def _tensor_parallel_pair(part: str, problem: Problem, c: Candidates, once: Column) -> list[Op]:
-    """Return the forward collectives around one column-split and one row-split product."""
-    size = tokens(problem, c) * problem.model.hidden_size * weight_bytes(problem.training)
+def _tensor_parallel_pair(
+    part: str, problem: Problem, c: Candidates, once: Column, gathered: int | None = None
+) -> list[Op]:
+    """Return the forward collectives around one column-split and one row-split product.
+
+    ``gathered`` is the width of the input, where it is not the hidden size.
+    """
+    h = problem.model.hidden_size
+    per_element = tokens(problem, c) * weight_bytes(problem.training)
+    size = per_element * h
     sharded = once * c.sequence_parallel
     whole = once * ((c.tp > 1) & ~c.sequence_parallel)
     return [
-        Communication(f"{part}_tp_gather", "forward", sharded, "tp", "all_gather", size),
+        Communication(
+            f"{part}_tp_gather",
+            "forward",
+            sharded,
+            "tp",
+            "all_gather",
+            per_element * (gathered or h),
+        ),
         Communication(f"{part}_tp_scatter", "forward", sharded, "tp", "reduce_scatter", size),
         Communication(f"{part}_tp_reduce", "forward", whole, "tp", "all_reduce", size),
     ]
@@ -328,7 +352,8 @@ def _element_wise(problem: Problem, c: Candidates, once: Column, kind: BlockKind
     return [
         MemoryBound("norms", "forward", once, 2 * 2 * h * outside),
         MemoryBound("residual", "forward", once, 2 * 3 * h * outside),
-        MemoryBound("activation", "forward", once, per_element * (width * inside + routed)),
+        MemoryBound("activation", "forward", once, per_element * width * inside),
+        MemoryBound("expert_activation", "forward", once, per_element * routed),
     ]
 
 
@@ -370,6 +395,7 @@ def _head(problem: Problem, c: Candidates, once: Column) -> list[Op]:
         Communication("loss_tp_reduce", "forward", 3 * split, "tp", "all_reduce", 4 * tok),
         MemoryBound("loss", "backward", once, logits * (4 + beta)),
         *_gemm_backward(product),
+        Communication("head_tp_regather", "weight_gradient", sharded, "tp", "all_gather", size),
         Communication("head_tp_scatter", "backward", sharded, "tp", "reduce_scatter", size),
         Communication("head_tp_reduce", "backward", whole, "tp", "all_reduce", size),
         MemoryBound("final_norm", "backward", once, 1.5 * norm),
@@ -382,7 +408,13 @@ def _head(problem: Problem, c: Candidates, once: Column) -> list[Op]:
 # a norm reads input and output gradient and writes one (3 : 2); a residual addition sums two
 # gradients (3 : 3); a gated activation reads 3 and writes 2 (5 : 3); permutation is its own
 # transpose.
-_BACKWARD_BYTES: Final = {"norms": 1.5, "residual": 1.0, "activation": 5 / 3, "permute": 1.0}
+_BACKWARD_BYTES: Final = {
+    "norms": 1.5,
+    "residual": 1.0,
+    "activation": 5 / 3,
+    "expert_activation": 5 / 3,
+    "permute": 1.0,
+}
 
 
 def _backward(forward: Iterable[Op], c: Candidates) -> list[Op]:
@@ -445,28 +477,35 @@ def _gemm_backward(op: Gemm) -> list[Op]:
 def _reduce_dense(problem: Problem, c: Candidates, params: Column) -> list[Op]:
     """Return gradient reduction and parameter gathering of dense parameters, by ZeRO stage."""
     training = problem.training
-    gradients = params * gradient_bytes(training)
-    weights = params * weight_bytes(training)
+    gradients, weights = gradient_bytes(training), weight_bytes(training)
     sharded = c.zero_stage > 0
     every, gathers, regathers = _passes(c)
     replicas = sharded & (c.dp_replicate > 1)
+    bucketed = partial(_bucketed, problem, params)
     return [
-        _bucketed("gradient_reduce", "dp_cp", "all_reduce", gradients, ~sharded, problem),
-        _bucketed(
-            "gradient_scatter", "dp_shard_cp", "reduce_scatter", gradients, sharded * every, problem
+        bucketed("gradient_reduce", "dp_cp", "all_reduce", gradients, ~sharded),
+        bucketed(
+            "gradient_scatter",
+            "dp_shard_cp",
+            "reduce_scatter",
+            gradients,
+            sharded * every,
         ),
-        _bucketed(
+        bucketed(
             "gradient_replica_reduce",
             "dp_replicate",
             "all_reduce",
             gradients / shards(c),
             replicas,
-            problem,
         ),
-        _bucketed(
-            "parameter_gather", "dp_shard_cp", "all_gather", weights, sharded * gathers, problem
+        bucketed(
+            "parameter_gather",
+            "dp_shard_cp",
+            "all_gather",
+            weights,
+            sharded * gathers,
         ),
-        _bucketed("parameter_regather", "dp_shard_cp", "all_gather", weights, regathers, problem),
+        bucketed("parameter_regather", "dp_shard_cp", "all_gather", weights, regathers),
     ]
 
 
@@ -489,29 +528,46 @@ def _reduce_experts(problem: Problem, c: Candidates, params: Column) -> list[Op]
     if problem.model.experts is None:
         return []
     training = problem.training
-    gradients = params * gradient_bytes(training)
-    weights = params * weight_bytes(training)
+    gradients, weights = gradient_bytes(training), weight_bytes(training)
     sharded = c.zero_stage > 0
     every, gathers, regathers = _passes(c)
+    bucketed = partial(_bucketed, problem, params)
     return [
-        _bucketed("expert_gradient_reduce", "edp", "all_reduce", gradients, ~sharded, problem),
-        _bucketed(
-            "expert_gradient_scatter", "edp", "reduce_scatter", gradients, sharded * every, problem
+        bucketed("expert_gradient_reduce", "edp", "all_reduce", gradients, ~sharded),
+        bucketed(
+            "expert_gradient_scatter",
+            "edp",
+            "reduce_scatter",
+            gradients,
+            sharded * every,
         ),
-        _bucketed(
-            "expert_parameter_gather", "edp", "all_gather", weights, sharded * gathers, problem
+        bucketed(
+            "expert_parameter_gather",
+            "edp",
+            "all_gather",
+            weights,
+            sharded * gathers,
         ),
-        _bucketed("expert_parameter_regather", "edp", "all_gather", weights, regathers, problem),
+        bucketed("expert_parameter_regather", "edp", "all_gather", weights, regathers),
     ]
 
 
 def _bucketed(
-    name: str, axis: Axis, op: Collective, num_bytes: Column, passes: Column, problem: Problem
+    problem: Problem,
+    params: Column,
+    name: str,
+    axis: Axis,
+    op: Collective,
+    element_bytes: Column | float,
+    passes: Column,
 ) -> Communication:
-    """Return one call per bucket and pass."""
-    bucket = GRADIENT_BUCKET_BYTES[problem.framework].value
-    calls = np.maximum(1, np.ceil(num_bytes / bucket))
-    return Communication(name, "step", calls * passes, axis, op, num_bytes / calls, passes)
+    """Return one call per bucket and pass; a bucket holds parameters, whatever is sent of them."""
+    bucket_params = GRADIENT_BUCKET_BYTES[problem.framework].value / gradient_bytes(
+        problem.training
+    )
+    calls = np.maximum(1, np.ceil(params / bucket_params))
+    size = params / calls * element_bytes
+    return Communication(name, "step", calls * passes, axis, op, size, passes)
 
 
 def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:

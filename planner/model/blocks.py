@@ -1,7 +1,7 @@
 """A model as a sequence of few block kinds: embedding, dense, moe, head.
 
-Parameter counts and flop per token of ``mechanisms`` section 2.1, as Megatron's training code
-counts them. Costs per block are priced once per kind, never per layer.
+Parameter counts and flop per token as Megatron-LM's training code counts them. Costs per block are
+priced once per kind, never per layer.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ __all__ = [
     "BlockKind",
     "ParameterCount",
     "attention_flop_per_token",
+    "block_flop_per_token",
     "block_parameters",
     "layer_kinds",
     "model_flop_per_token",
@@ -111,22 +112,31 @@ def attention_flop_per_token(model: ModelSpec, seq_len: int) -> float:
     return float(seq_len * a.num_heads * (d_qk + d_v))
 
 
-def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Return training flop per token: 6 per active matmul parameter, plus causal attention.
+def block_flop_per_token(model: ModelSpec, kind: BlockKind, seq_len: int) -> float:
+    """Return forward flop per token of one block: 2 per active matmul weight, attention causal.
 
-    The embedding lookup is left out, the head counted, recomputation never (that is HFU).
+    The embedding lookup has none; norms and activation functions are left out.
     """
-    moe = model.experts
-    per_layer = 0.0
-    for kind in layer_kinds(model):
-        block = block_parameters(model, kind)
-        per_layer += block.attention + block.feed_forward
-        if kind == "moe" and moe is not None:
-            per_layer += block.experts / moe.num_experts * moe.top_k
-            per_layer += model.hidden_size * moe.num_experts
-    head = model.hidden_size * model.vocab_size
-    cores = model.num_layers * attention_flop_per_token(model, seq_len)
-    return 6.0 * (per_layer + head) + 3.0 * cores
+    if kind == "embedding":
+        return 0.0
+    if kind == "head":
+        return 2.0 * model.hidden_size * model.vocab_size
+    block, moe = block_parameters(model, kind), model.experts
+    weights = float(block.attention + block.feed_forward)
+    if kind == "moe" and moe is not None:
+        weights += block.experts / moe.num_experts * moe.top_k
+        weights += model.hidden_size * moe.num_experts
+    return 2.0 * weights + attention_flop_per_token(model, seq_len)
+
+
+def model_flop_per_token(model: ModelSpec, seq_len: int) -> float:
+    """Return training flop per token: three times the forward's.
+
+    Recomputation is never counted (that is HFU).
+    """
+    kinds = (*layer_kinds(model), "head")
+    per_kind = {kind: block_flop_per_token(model, kind, seq_len) for kind in set(kinds)}
+    return 3.0 * sum(per_kind[kind] for kind in kinds)
 
 
 def _ffn(hidden_size: int, inner: int, gated: bool) -> int:

@@ -142,7 +142,7 @@ def split_table(
     profiles = [
         _profiles(layer_kinds, split, pp) for split, (pp, _) in zip(layers, shapes, strict=True)
     ]
-    width = max(len(p) for p in profiles)
+    width = max((len(p) for p in profiles), default=1)
     counts = np.zeros((len(layers), width, len(BLOCK_KINDS)))
     multiplicity = np.zeros((len(layers), width), dtype=np.int64)
     first_rank = np.zeros((len(layers), width), dtype=np.int64)
@@ -151,7 +151,7 @@ def split_table(
             counts[row, column] = content
             multiplicity[row, column] = len(ranks)
             first_rank[row, column] = ranks[0]
-    pp_column, v_column = np.array(shapes, dtype=np.int64).T
+    pp_column, v_column = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
     return SplitTable(pp_column, v_column, tuple(layers), counts, multiplicity, first_rank)
 
 

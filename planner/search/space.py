@@ -67,15 +67,24 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def pipelines(model: ModelSpec, world_size: int) -> list[tuple[int, int]]:
-    """Return (pp, virtual stages) that leave every stage a layer; interleaving needs pp >= 2."""
+def pipelines(model: ModelSpec, world_size: int, constraints: Constraints) -> list[tuple[int, int]]:
+    """Return the (pp, virtual stages) that leave every stage a layer; interleaving needs pp >= 2.
+
+    Chunks are of one length, but the first and the last may lack a layer (they have embedding and
+    head): shorter chunks elsewhere would only make the others wait.
+    """
     found: list[tuple[int, int]] = []
     for pp in divisors(world_size):
         if pp > model.num_layers:
             break
         chunks = range(1, min(MAX_VIRTUAL_STAGES, model.num_layers // pp) + 1) if pp > 1 else [1]
-        # uneven chunks only lengthen the slowest; whole ones suffice beyond the plain pipeline
-        found += [(pp, v) for v in chunks if v == 1 or model.num_layers % (pp * v) == 0]
+        found += [
+            (pp, v)
+            for v in chunks
+            if (v == 1 or -model.num_layers % (pp * v) <= 2)
+            and _allowed(constraints.pp, pp)
+            and _allowed(constraints.virtual_stages, v)
+        ]
     return found
 
 
@@ -86,10 +95,10 @@ def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
         InvalidInputError: No layout can be built at all: a constraint contradicts the world
             size, or the batch divides over no data-parallel degree.
     """
-    world, batch = problem.fabric.num_gpus, problem.training.global_batch_size
+    batch = problem.training.global_batch_size
     layouts = list(_layouts(problem, constraints))
     if not layouts:
-        raise InvalidInputError(_no_layout(world, constraints), where="constraints")
+        raise InvalidInputError(_no_layout(problem, constraints), where="constraints")
     divisible = [layout for layout in layouts if batch % layout.dp == 0]
     if not divisible:
         raise InvalidInputError(
@@ -100,8 +109,8 @@ def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
         rejected["batch: dp must divide global_batch_size"] = len(layouts) - len(divisible)
     legal = [_legal(problem, block, rejected) for block in _blocks(problem, divisible, constraints)]
     total = sum(len(c) for c in legal) + sum(rejected.values())
-    if total == sum(rejected.values()) == len(layouts) - len(divisible):
-        raise InvalidInputError(_no_variant(batch, constraints), where="constraints")
+    if not legal:
+        raise InvalidInputError(_no_variant(problem, divisible, constraints), where="constraints")
     return Space(concatenate(legal), rejected, total)
 
 
@@ -121,9 +130,7 @@ def _layouts(problem: Problem, constraints: Constraints) -> Iterator[_Degrees]:
     """Yield every factorization of the world."""
     model, world = problem.model, problem.fabric.num_gpus
     largest_tp = min(model.attention.num_heads, world)
-    for pp, v in pipelines(model, world):
-        if not (_allowed(constraints.pp, pp) and _allowed(constraints.virtual_stages, v)):
-            continue
+    for pp, v in pipelines(model, world, constraints):
         for tp in divisors(world // pp):
             if tp > largest_tp or not _allowed(constraints.tp, tp):
                 continue
@@ -135,7 +142,7 @@ def _layouts(problem: Problem, constraints: Constraints) -> Iterator[_Degrees]:
                     continue
                 for (ep, etp), (shard, replicate, zero) in product(
                     _expert_degrees(model, tp, tp * cp * dp, constraints),
-                    _sharding(problem, tp * cp, dp, constraints),
+                    _sharding(problem, tp, cp, dp, constraints),
                 ):
                     yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero)
 
@@ -161,7 +168,7 @@ def _expert_degrees(
 
 
 def _sharding(
-    problem: Problem, inner: int, dp: int, constraints: Constraints
+    problem: Problem, tp: int, cp: int, dp: int, constraints: Constraints
 ) -> list[tuple[int, int, int]]:
     """Return (dp_shard, dp_replicate, zero_stage): replicas, full sharding, sharding in a unit.
 
@@ -172,9 +179,9 @@ def _sharding(
     if dp > 1:
         found += [(dp, 1, zero) for zero in (1, 2, 3)]
         if problem.model.experts is None:
-            units = {level.unit_size // inner for level in problem.fabric.levels}
+            units = {level.unit_size // (tp * cp) for level in problem.fabric.levels}
             found += [(s, dp // s, 3) for s in sorted(units) if 1 < s < dp and dp % s == 0]
-    elif inner > 1:  # cp ranks share out dense states even where dp is 1
+    elif cp > 1:  # cp ranks share out dense states even where dp is 1
         found += [(1, 1, 1)]
     return [
         (shard, replicate, zero)
@@ -259,13 +266,45 @@ def _allowed(constraint: object, value: object) -> bool:
     return constraint is None or constraint == value
 
 
-def _no_layout(world: int, constraints: Constraints) -> str:
-    held = constraints.model_dump(exclude_none=True)
-    return (
-        f"no layout of {world} ranks satisfies the constraints {held}; "
-        f"degrees must be divisors of {world} whose product is {world}; "
-        f"try to drop {next(iter(held), 'a constraint')} or change the number of nodes"
-    )
+def _no_layout(problem: Problem, constraints: Constraints) -> str:
+    """Say which constraint cannot be met, or which to drop; what is offered was tried."""
+    world, held = problem.fabric.num_gpus, constraints.model_dump(exclude_none=True)
+    said = ", ".join(f"{name}={value}" for name, value in held.items())
+    for name, value in held.items():
+        alone = Constraints.model_validate({name: value})
+        if not any(True for _ in _layouts(problem, alone)):
+            return (
+                f"constraints.{name}={value}: no layout of {world} ranks has it; "
+                f"{_why_never(problem, name)}"
+            )
+    enough = [
+        name
+        for name in held
+        if any(True for _ in _layouts(problem, constraints.model_copy(update={name: None})))
+    ]
+    drop = f"dropping {' or '.join(enough)} helps" if enough else "drop several of them"
+    return f"no layout of {world} ranks satisfies all of {said} together; {drop}"
+
+
+def _why_never(problem: Problem, name: str) -> str:
+    model, world = problem.model, problem.fabric.num_gpus
+    degrees = f"a degree must divide the {world} ranks"
+    reasons = {
+        "tp": f"{degrees}, and be at most the {model.attention.num_heads} attention heads",
+        "pp": f"{degrees}, and be at most the {model.num_layers} layers",
+        "virtual_stages": f"at most {MAX_VIRTUAL_STAGES}, and pp * virtual_stages must cut the "
+        f"{model.num_layers} layers evenly but for the ends",
+        "zero_stage": "sharing out needs data-parallel or context-parallel ranks",
+        "dp_shard": "shards fill a unit of the fabric or all of dp",
+    }
+    if name in ("ep", "etp"):
+        if model.experts is None:
+            return f"{model.name} has no experts; leave it out"
+        return (
+            f"ep must divide the {model.experts.num_experts} experts, etp is 1 or tp, and both "
+            "must divide the ranks of a stage"
+        )
+    return reasons.get(name, degrees)
 
 
 def _no_batch(batch: int, degrees: set[int]) -> str:
@@ -277,10 +316,16 @@ def _no_batch(batch: int, degrees: set[int]) -> str:
     )
 
 
-def _no_variant(batch: int, constraints: Constraints) -> str:
-    held = constraints.model_dump(exclude_none=True)
+def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Constraints) -> str:
+    """Say why no schedule or micro-batch is left."""
+    if constraints.schedule is not None and constraints.micro_batch_size is None:
+        return (
+            f"constraints.schedule={constraints.schedule!r} fits none of the layouts left: 'none' "
+            "needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also virtual_stages >= 2"
+        )
+    batch, size = problem.training.global_batch_size, constraints.micro_batch_size
+    shares = sorted({batch // layout.dp for layout in layouts})
     return (
-        f"global_batch_size={batch} leaves no micro-batch under the constraints {held}; "
-        "micro_batch_size * dp must divide global_batch_size, interleaving needs pp >= 2 and "
-        "virtual_stages that cut the layers evenly"
+        f"constraints.micro_batch_size={size}: must divide the sequences of a data-parallel rank "
+        f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}"
     )

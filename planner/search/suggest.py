@@ -1,6 +1,7 @@
 """The smallest change of a request that makes it fit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Final
 
 from planner.cost.problem import Problem
 from planner.errors import PlannerError
@@ -11,50 +12,77 @@ from planner.search.space import enumerate_candidates
 
 __all__ = ["smallest_change"]
 
+_TRY_ALL: Final = 16
+_SHORTEST_SEQUENCE: Final = 128
+
 
 def smallest_change(
     request: PlanRequest, build: Callable[[PlanRequest], Problem]
 ) -> dict[str, object] | None:
     """Return fields of a request that fits, or None.
 
-    Tried from small to large: one constraint dropped, all dropped, more nodes (doubled up to
-    1024 times), a shorter sequence. Every change returned was found to fit.
+    Tried from small to large: one constraint dropped, all dropped, the fewest more nodes, a
+    shorter sequence. Every change returned was found to fit.
 
     Args:
         request: The request that does not fit.
         build: Makes the problem of a changed request; raises PlannerError where it cannot.
     """
-    for change in _changes(request, build):
-        changed = request.model_copy(update=_fields(request, change))
-        try:
-            problem = build(changed)
-            space = enumerate_candidates(problem, changed.constraints)
-        except PlannerError:
-            continue
-        if len(space.candidates) == 0:
-            continue
-        peak = peak_memory_bytes(problem, space.candidates)
-        if (peak <= problem.device.memory_bytes).any():
+    held = request.constraints.model_dump(exclude_none=True)
+    for name in held:
+        change: dict[str, object] = {"constraints": {k: v for k, v in held.items() if k != name}}
+        if _fits(request, change, build):
+            return change
+    if len(held) > 1 and _fits(request, {"constraints": {}}, build):
+        return {"constraints": {}}
+    nodes = _fewest_nodes(request, build)
+    if nodes is not None:
+        return {"nodes": nodes}
+    length = request.training.seq_len
+    while length % 2 == 0 and length > _SHORTEST_SEQUENCE:
+        length //= 2
+        change = {"training": {**request.training.model_dump(), "seq_len": length}}
+        if _fits(request, change, build):
             return change
     return None
 
 
-def _changes(
-    request: PlanRequest, build: Callable[[PlanRequest], Problem]
-) -> Iterator[dict[str, object]]:
-    held = request.constraints.model_dump(exclude_none=True)
-    for name in held:
-        yield {"constraints": {k: v for k, v in held.items() if k != name}}
-    if len(held) > 1:
-        yield {"constraints": {}}
+def _fewest_nodes(request: PlanRequest, build: Callable[[PlanRequest], Problem]) -> int | None:
+    """Return the fewest nodes found to fit: doubled until one does, then the gap halved.
+
+    Between two powers of two not every number has a layout, so a smaller one may be missed where
+    the gap is wide; gaps of up to ``_TRY_ALL`` are tried one by one.
+    """
     fabric = build(request).fabric
-    nodes = fabric.num_gpus // fabric.gpus_per_node
-    for doubling in range(1, 11):
-        yield {"nodes": nodes << doubling}
-    length = request.training.seq_len
-    while length % 2 == 0 and length > 128:
-        length //= 2
-        yield {"training": {**request.training.model_dump(), "seq_len": length}}
+    low = fabric.num_gpus // fabric.gpus_per_node
+    high = next(
+        (n for n in (low << k for k in range(1, 11)) if _fits(request, {"nodes": n}, build)), None
+    )
+    if high is None:
+        return None
+    low = high // 2
+    while high - low > _TRY_ALL:
+        middle = (low + high) // 2
+        if _fits(request, {"nodes": middle}, build):
+            high = middle
+        else:
+            low = middle
+    return next(n for n in range(low + 1, high + 1) if _fits(request, {"nodes": n}, build))
+
+
+def _fits(
+    request: PlanRequest, change: dict[str, object], build: Callable[[PlanRequest], Problem]
+) -> bool:
+    changed = request.model_copy(update=_fields(request, change))
+    try:
+        problem = build(changed)
+        space = enumerate_candidates(problem, changed.constraints)
+    except PlannerError:
+        return False
+    if len(space.candidates) == 0:
+        return False
+    peak = peak_memory_bytes(problem, space.candidates)
+    return bool((peak <= problem.device.memory_bytes).any())
 
 
 def _fields(request: PlanRequest, change: dict[str, object]) -> dict[str, object]:

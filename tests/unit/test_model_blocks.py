@@ -198,7 +198,7 @@ def test_every_kind_has_a_count():
         ({"moe_layers": (0,)}, "experts is null"),
         (
             {
-                "num_layers": 10_000,
+                "num_layers": 4096,
                 "hidden_size": 1 << 24,
                 "feed_forward": {"hidden_size": 1 << 24},
             },

@@ -23,7 +23,7 @@ def small(name: str = "llama3-8b", gpus: int = 16, **training: Any) -> Problem:
     return problem(
         name,
         on=fabric(gpus),
-        pipelines=tuple(pipelines(load_model(name), gpus)),
+        pipelines=tuple(pipelines(load_model(name), gpus, Constraints())),
         **{"global_batch_size": 32, "seq_len": 4096, **training},
     )
 
@@ -154,7 +154,7 @@ def test_constraints_hold_and_impossible_ones_are_refused() -> None:
     assert set(c.tp) == {2}
     assert set(c.pp) == {2}
     assert set(c.micro_batch_size) == {1}
-    with pytest.raises(InvalidInputError, match="no layout of 16 ranks satisfies"):
+    with pytest.raises(InvalidInputError, match=r"constraints.tp=5: no layout of 16 ranks"):
         enumerate_candidates(base, Constraints(tp=5))
     with pytest.raises(InvalidInputError, match=r"try global_batch_size=32"):
         enumerate_candidates(small(global_batch_size=31), Constraints(dp=8))
