@@ -26,6 +26,9 @@ __all__ = [
 
 SESSION_COOKIE = "commplan_session"
 _MAX_LENGTH_DIGITS = 19
+# A client that is answered while it still sends may find its connection reset and never read the
+# answer, so this much beyond the limit is read and dropped first.
+_MAX_DROPPED_BYTES = 16_000_000
 _OPEN_PATHS = frozenset({"/healthz", "/login"})
 
 
@@ -146,19 +149,21 @@ class BodyLimit:
         await self.app(scope, replay, send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
+        """Return the body, or None for one beyond the limit, read and dropped where it can be."""
         announced = headers.get("content-length", "0")
         has_sane_length = announced.isdecimal() and len(announced) < _MAX_LENGTH_DIGITS
-        if not has_sane_length or int(announced) > self.max_body_bytes:
+        most = self.max_body_bytes + _MAX_DROPPED_BYTES
+        if not has_sane_length or int(announced) > most:
             return None
         parts: list[bytes] = []
         size = 0
-        while True:
+        while size <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return b""
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.max_body_bytes:
-                return None
+            size += len(message.get("body", b""))
+            if size <= self.max_body_bytes:
+                parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return b"".join(parts) if size <= self.max_body_bytes else None
+        return None

@@ -1,6 +1,7 @@
 """Nothing a client sends gives a 500; every error has the one shape and says what to do."""
 
 import json
+import socket
 import string
 from collections.abc import Iterator
 from typing import Any
@@ -180,6 +181,15 @@ def test_a_body_over_the_limit_is_413_when_sent_in_chunks(service: httpx.Client)
             yield b" " * 10_000
 
     check_error(service.post("/plan", content=chunks(), headers=JSON), 413)
+
+
+def test_a_client_that_reads_only_after_it_has_sent_all_gets_its_413(service: httpx.Client) -> None:
+    body = b"x" * 8_000_000  # more than the buffers of both sockets hold
+    head = f"POST /plan HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    address = (service.base_url.host, service.base_url.port or 80)
+    with socket.create_connection(address, timeout=30) as client:
+        client.sendall(head + body)
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "99999999999", "-1", "x", "²"])
