@@ -1,18 +1,24 @@
 """Fetch a plan and hand back a calibration run; needs no torch, so it runs on a laptop."""
 
+import json
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final, get_args
 
 import httpx
 from pydantic import ValidationError
 
 from executor.errors import PlanSourceError
+from executor.version import own_version
 from planner.plan import CalibrationRun, Plan
 
 __all__ = ["is_url", "load_plan", "post_run", "save_run", "service_of"]
 
-_TIMEOUT_S: Final = 30.0  # a plan is some 100 kB; a service that takes longer is not answering
+# A plan is some 100 kB, and it may still be in the making; a host that is up accepts at once.
+_TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
+_SCHEMA_VERSION: Final[int] = get_args(Plan.model_fields["schema_version"].annotation)[0]
+_SAME_VERSION: Final = (
+    "run planner and executor from one version of commplan, and plan again if this plan is older"
+)
 
 
 def is_url(source: str) -> bool:
@@ -21,7 +27,7 @@ def is_url(source: str) -> bool:
     >>> is_url("http://head:8000/plans/1a2b"), is_url("plan.json")
     (True, False)
     """
-    return urlsplit(source).scheme in ("http", "https")
+    return source.lower().startswith(("http://", "https://"))
 
 
 def service_of(plan_url: str) -> str:
@@ -41,18 +47,14 @@ def load_plan(source: str, *, token: str | None = None) -> Plan:
         token: Bearer token of the service, if it asks for one.
 
     Raises:
-        PlanSourceError: It cannot be read, or is not a plan.
+        PlanSourceError: It cannot be read, is not a plan, or is one of another schema.
     """
     text = _get(source, token) if is_url(source) else _read(Path(source))
+    document = _parsed(source, text)
     try:
         return Plan.model_validate_json(text)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise PlanSourceError(
-            f"plan {source}: {exc.error_count()} errors, the first at {where}: {first['msg']}; "
-            "needed: a plan as POST /plan answers it"
-        ) from exc
+        raise PlanSourceError(f"plan {source}: {_what_is_wrong(document, exc)}") from exc
 
 
 def post_run(service: str, run: CalibrationRun, *, token: str | None = None) -> None:
@@ -67,9 +69,9 @@ def post_run(service: str, run: CalibrationRun, *, token: str | None = None) -> 
             url,
             content=run.model_dump_json(),
             headers={"Content-Type": "application/json", **_authorization(token)},
-            timeout=_TIMEOUT_S,
+            timeout=_TIMEOUT,
         )
-    except httpx.HTTPError as exc:
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise PlanSourceError(f"posting the run to {url} failed: {exc}") from exc
     _check_status(response, f"posting the run to {url}")
 
@@ -97,11 +99,60 @@ def _read(path: Path) -> str:
 
 def _get(url: str, token: str | None) -> str:
     try:
-        response = httpx.get(url, headers=_authorization(token), timeout=_TIMEOUT_S)
-    except httpx.HTTPError as exc:
+        response = httpx.get(url, headers=_authorization(token), timeout=_TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise PlanSourceError(f"plan {url} cannot be fetched: {exc}; is the service up?") from exc
     _check_status(response, f"fetching the plan {url}")
     return response.text
+
+
+def _parsed(source: str, text: str) -> dict[str, Any]:
+    """Return the JSON object in ``text`` if it looks like a plan of any version."""
+    got = f"got {text.strip()[:40]!r}" if text.strip() else "it is empty"
+    needed = "needed: a plan as POST /plan answers it"
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        reason = "nested too deep" if isinstance(exc, RecursionError) else exc
+        raise PlanSourceError(f"plan {source} is not JSON: {reason}; {got}; {needed}") from exc
+    if not isinstance(document, dict) or "layout" not in document:
+        raise PlanSourceError(f"plan {source} is JSON, but no plan: {got}; {needed}")
+    return document
+
+
+def _what_is_wrong(document: dict[str, Any], exc: ValidationError) -> str:
+    """Return what keeps ``document`` from being a plan: its schema, its fields, or a value."""
+    needs = f"this executor is commplan {own_version()} and reads schema_version {_SCHEMA_VERSION}"
+    got = document.get("schema_version", _SCHEMA_VERSION)
+    if got != _SCHEMA_VERSION:
+        return f"schema_version is {got!r}{_written_by(document)}; {needs}; {_SAME_VERSION}"
+    errors = exc.errors(include_url=False)
+    for kind, words in (("extra_forbidden", "unknown"), ("missing", "missing")):
+        fields = [".".join(map(str, e["loc"])) for e in errors if e["type"] == kind]
+        if fields:
+            return f"{words} {_listed(fields)}{_written_by(document)}; {needs}; {_SAME_VERSION}"
+    first = errors[0]
+    where = ".".join(map(str, first["loc"])) or "the whole plan"
+    value = "" if isinstance(first["input"], dict) else f", got {first['input']!r:.80}"
+    more = f" (the first of {len(errors)} errors)" if len(errors) > 1 else ""
+    return f"{where}: {first['msg']}{value}{more}; plan again rather than editing the file"
+
+
+def _listed(fields: list[str]) -> str:
+    """Return up to four field paths.
+
+    >>> _listed(["id"]), _listed(["a", "b", "c", "d", "e"])
+    ('field id', 'fields a, b, c, d and 1 more')
+    """
+    more = f" and {len(fields) - 4} more" if len(fields) > 4 else ""
+    return f"field{'s' if len(fields) > 1 else ''} {', '.join(fields[:4])}{more}"
+
+
+def _written_by(document: dict[str, Any]) -> str:
+    """Return which version wrote ``document``, as far as it says so."""
+    provenance = document.get("provenance")
+    version = provenance.get("commplan_version") if isinstance(provenance, dict) else None
+    return f", written by commplan {version}" if isinstance(version, str) else ""
 
 
 def _authorization(token: str | None) -> dict[str, str]:

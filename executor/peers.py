@@ -36,10 +36,9 @@ def lost_peer(
     """
     if not isinstance(error, dist.DistError) and not _TEXT_OF_A_LOST_PEER.search(str(error)):
         return None
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return LostPeerError(
-        f"rank {rank} lost {_one_of(sorted(set(others) - {rank}))} during {doing}: {reason}; "
-        "see how that rank or its host ended, then start the job again"
+        f"rank {rank} lost {_one_of(sorted(set(others) - {rank}))} during {doing}: "
+        f"{_reason(str(error))}; see how that rank or its host ended, then start the job again"
     )
 
 
@@ -53,6 +52,15 @@ def naming_lost_peers(doing: str, *, rank: int, world_size: int) -> Iterator[Non
         if lost is None:
             raise
         raise lost from error
+
+
+def _reason(text: str) -> str:
+    """Return the first sentence, without the source line that gloo puts before it.
+
+    >>> _reason("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset. Typically ...")
+    'Read error: Connection reset'
+    """
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", text.partition("\n")[0]).partition(". ")[0]
 
 
 def _one_of(ranks: list[int]) -> str:

@@ -1,21 +1,29 @@
 """A job that cannot go on ends on all ranks, soon, and says why once."""
 
+import json
+import os
 import re
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from executor.job import EXIT_LOST_PEER, EXIT_REFUSED
 from planner.plan import ModelSummary, Plan
-from tests.dist.jobs import EXAMPLE, TINY_CONFIG, Ended, ended, run, started
+from tests.dist.jobs import EXAMPLE, ROOT, TINY_CONFIG, Ended, ended, run, started
 from tests.dist.plans import TINY, make_plan
 
 pytestmark = pytest.mark.dist
 
 WITHIN_S = 45.0  # mostly importing torch, several times on few cores
 PATIENCE_S = 5.0
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def saved(folder: Path, name: str, plan: Plan) -> str:
@@ -52,6 +60,75 @@ def test_plans_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
     assert "plans differ between ranks" in message
     assert "on ranks [0]" in message
     assert "on ranks [1]" in message
+
+
+@pytest.fixture
+def bad_sources(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Yield what is given as a plan, and is none."""
+    for name, text in (("text", "layout: tp4"), ("empty", "")):
+        (tmp_path / f"{name}.json").write_text(text)
+    newer = make_plan(dp=2).model_dump(mode="json") | {"schema_version": 2}
+    (tmp_path / "newer.json").write_text(json.dumps(newer))
+
+    class NotFound(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name http.server calls
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotFound) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {
+            "text": str(tmp_path / "text.json"),
+            "empty": str(tmp_path / "empty.json"),
+            "newer": str(tmp_path / "newer.json"),
+            "folder": str(tmp_path),
+            "404": f"http://127.0.0.1:{server.server_address[1]}/plans/p",
+            "down": "http://127.0.0.1:9/plans/p",  # port 9, discard: nobody listens
+        }
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("text", "is not JSON"),
+        ("empty", "it is empty"),
+        ("newer", "schema_version is 2"),
+        ("folder", "Is a directory"),
+        ("404", "HTTP 404"),
+        ("down", "is the service up?"),
+    ],
+)
+def test_a_source_that_holds_no_plan_is_refused(
+    source: str, why: str, bad_sources: dict[str, str]
+) -> None:
+    own = arguments(bad_sources[source])
+    message = the_one_message(run([own] * 2, within_s=WITHIN_S))
+    assert bad_sources[source] in message
+    assert why in message
+
+
+def test_torchruns_report_ends_with_the_refusal(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "dp4", make_plan(dp=4))
+    done = subprocess.run(
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", *arguments(plan)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 1, "torchrun's own, whatever its ranks return"
+    report = done.stderr.splitlines()
+    assert "is for 4 ranks (dp_replicate4), this job has 2; start 4" in report[-2], done.stderr
+    assert set(report[-1]) == {"="}, "the frame around torchrun's report"
+    assert sum(line.startswith("refused: ") for line in report) == 1
+    codes = [line.split()[2] for line in report if line.strip().startswith("exitcode")]
+    assert set(codes) == {str(EXIT_REFUSED)}
 
 
 def test_a_plan_that_one_rank_cannot_read_is_refused(tmp_path: Path) -> None:
