@@ -1,7 +1,8 @@
 """Closed forms of pipeline schedules, in columns; orders are in ``planner.pipeline.schedules``.
 
-Period laws checked by list scheduling (tests): with sends up to a tenth of a stage's time they
-hold within 1 %, interleaved exactly; with stages uneven by up to 20 % within 5 %.
+Checked by playing the orders out (tests/unit/test_laws.py), sends up to a tenth of a stage: 1F1B
+within 1 %, GPipe 5 %, interleaved 2 % and exact without sends; 1F1B with stages uneven by up to
+20 % within 5 % in 19 of 20 draws.
 """
 
 from dataclasses import dataclass
