@@ -18,6 +18,7 @@ __all__ = [
     "DTENSOR_DISPATCH_S",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
+    "LOOPBACK_SENDER_CORES",
     "OVERLAP_SLOWDOWN",
     "STEP_SPREAD",
     "SUSTAINED_CLOCK",
@@ -83,6 +84,15 @@ ACHIEVED_FRACTION: Final[dict[str, Constant]] = {
     ),
 }
 
+# Part of a core that a sending rank keeps busy over loopback.
+LOOPBACK_SENDER_CORES: Final = Constant(
+    0.5,
+    "1",
+    "loopback",
+    0.5,
+    "2 and 4 ranks on 2 x86 cores move the same 1.3 GB/s each (torch 2.13 gloo, all_reduce of "
+    "16 MiB), so a sender takes half a core at most; more ranks were not measured",
+)
 TREE_EFFICIENCY: Final = Constant(0.92, "1", "all_reduce tree", 0.05, f"{_NCCL}, Tree 0.92 busBw")
 ALL_TO_ALL_ISSUE_S: Final = Constant(
     1e-6, "s", "all_to_all direct", 0.5, "assumed: posting one more message of a grouped send"

@@ -16,6 +16,7 @@ from typing import Final
 import networkx as nx
 from networkx.algorithms.flow import build_residual_network, preflow_push
 
+from planner.constants import LOOPBACK_SENDER_CORES
 from planner.errors import InvalidInputError
 from planner.topology.document import LinkKind, Network, TopologyDocument
 from planner.topology.fabric import Fabric, Level
@@ -25,10 +26,6 @@ __all__ = ["compile_fabric"]
 
 _NVLINK: Final[tuple[LinkKind, ...]] = ("nvlink",)
 _HOST: Final[tuple[LinkKind, ...]] = ("pcie", "smp", "c2c")
-
-# Part of a core that a sending rank keeps busy over loopback. Measured on a 2-core x86 machine,
-# torch 2.13 gloo, all_reduce of 16 MiB: 2 ranks and 4 ranks move the same 1.3 GB/s each.
-_CORES_PER_SENDER: Final = 0.5
 
 # Names that no component can have.
 _SOURCE: Final = ">source"
@@ -81,7 +78,7 @@ def _loopback_level(document: TopologyDocument, graph: nx.Graph[str]) -> Level:
     workers, cores = document.node.workers(), document.node.cores
     assert cores is not None, "a node of processes has cores: TopologyDocument checks it"
     units = [(worker,) for worker in workers]
-    share = min(1.0, cores / (_CORES_PER_SENDER * len(workers)))
+    share = min(1.0, cores / (LOOPBACK_SENDER_CORES.value * len(workers)))
     return Level(
         name="loopback",
         kind="loopback",
