@@ -6,6 +6,8 @@ The plan decides layout, schedule, micro-batches, gradient reduction, precision 
 model is ``planner/model/configs/example-gpt.json`` unless ``--config`` names another Hugging Face
 Llama config. A plan for one rank runs without torchrun. The first steps are timed and reported to
 the service that the plan came from. COMMPLAN_TOKEN is the service's token, if it asks for one.
+
+A rank exits with 2 if the plan or the options are refused, with 3 if it lost another rank.
 """
 
 import argparse
@@ -243,7 +245,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--report", help="file or service URL; default: the plan's service")
     parser.add_argument("--config", type=Path, default=CONFIG, help="Hugging Face config.json")
     parser.add_argument("--text", type=Path, default=TEXT)
-    parser.add_argument("--timeout-s", type=float, default=60.0, help="of every collective")
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=60.0,
+        help="of every collective; a lost rank is noticed within it",
+    )
     return parser.parse_args()
 
 

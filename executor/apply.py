@@ -139,7 +139,7 @@ def apply_plan(
     together(job, lambda: check_plan(plan, world_size=job.world_size))
     together(job, lambda: check_model(plan.model, model, tp=plan.layout.tp, names=names))
     # 2. Groups, on all ranks in the same order.
-    with naming_lost_peers("building the groups", rank=job.rank, world_size=job.world_size):
+    with naming_lost_peers("new_group on all ranks", rank=job.rank, world_size=job.world_size):
         mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
     recorder = Recorder(plan, mesh, backend=job.backend)
     # 3. The dtype, before shards and stages take over the weights.

@@ -89,7 +89,7 @@ def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator
             torch.get_num_threads(),
         )
     try:
-        with naming_lost_peers("joining the job", rank=job.rank, world_size=job.world_size):
+        with naming_lost_peers("the rendezvous", rank=job.rank, world_size=job.world_size):
             _init_process_group(job, environment)
         yield job
     except Exception as error:
@@ -133,7 +133,9 @@ def together(
     except ExecutorError as exc:
         error = exc
     outcomes: list[tuple[ExecutorError | None, str]] = [(None, "")] * job.world_size
-    with naming_lost_peers("agreeing to go on", rank=job.rank, world_size=job.world_size):
+    with naming_lost_peers(
+        "all_gather of refusals on all ranks", rank=job.rank, world_size=job.world_size
+    ):
         dist.all_gather_object(outcomes, (error, text))
     for rank, (failure, _) in enumerate(outcomes):
         if failure is not None:

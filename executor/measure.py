@@ -79,7 +79,9 @@ def calibration_run(
         collectives=(*trainer.recorder.timings(), *probes),
     )
     gathered: list[RankTimings] | None = [mine] * job.world_size if job.rank == 0 else None
-    with naming_lost_peers("gathering the timings", rank=job.rank, world_size=job.world_size):
+    with naming_lost_peers(
+        "gather of the timings on all ranks", rank=job.rank, world_size=job.world_size
+    ):
         dist.gather_object(mine, gathered)
     if gathered is None:
         return None

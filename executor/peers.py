@@ -60,7 +60,7 @@ def _reason(text: str) -> str:
     >>> _reason("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset. Typically ...")
     'Read error: Connection reset'
     """
-    return re.sub(r"^\[[^\]]*:\d+\] ", "", text.partition("\n")[0]).partition(". ")[0]
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", text.partition("\n")[0]).partition(". ")[0].rstrip(".")
 
 
 def _one_of(ranks: list[int]) -> str:
