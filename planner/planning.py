@@ -94,6 +94,7 @@ def build_problem(resolved: ResolvedRequest, calibration: Calibration | None = N
     prior = compile_fabric(resolved.topology, resolved.num_nodes)
     hardware = _device(resolved.topology)
     _check_precision(hardware, request)
+    _check_length(model, request.training.seq_len)
     scales = (
         {}
         if calibration is None
@@ -241,6 +242,15 @@ def _device(topology: TopologyDocument) -> Device:
         source=figures.source,
         kernels_like="cpu-core" if topology.node.cores else "h100-sxm-80gb",
     )
+
+
+def _check_length(model: ModelSpec, seq_len: int) -> None:
+    if model.learned_positions and seq_len > model.learned_positions:
+        raise InvalidInputError(
+            f"training.seq_len={seq_len}: {model.name} has {model.learned_positions} learned "
+            "positions; use at most that many, or a spec with more learned_positions",
+            where="training.seq_len",
+        )
 
 
 def _check_precision(hardware: Device, request: PlanRequest) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
-from planner.cost.shares import block_share, expert_shards, rank_parameters, shards
+from planner.cost.shares import block_share, rank_parameters, shards
 from planner.cost.work import sharded_tokens, tokens
 from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
@@ -135,7 +135,7 @@ def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int
     shard = c.zero_stage >= from_zero_stage
     return (
         dense / np.where(shard, shards(c), 1)[:, None]
-        + experts / np.where(shard, expert_shards(c), 1)[:, None]
+        + experts / np.where(shard, c.edp, 1)[:, None]
     )
 
 

@@ -6,7 +6,7 @@ from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
 
-__all__ = ["block_share", "expert_shards", "rank_parameters", "shards"]
+__all__ = ["block_share", "rank_parameters", "shards"]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
@@ -40,10 +40,5 @@ def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
 
 
 def shards(c: Candidates) -> Column:
-    """Return ranks that share out dense states under ZeRO, [rows]."""
+    """Return ranks that share out dense states under ZeRO, [rows]; experts have all of edp."""
     return c.dp_shard * c.cp
-
-
-def expert_shards(c: Candidates) -> Column:
-    """Return ranks that share out expert states under ZeRO, [rows]."""
-    return np.maximum(1, c.edp // c.dp_replicate)

@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
-from planner.cost.shares import expert_shards, rank_parameters, shards
+from planner.cost.shares import rank_parameters, shards
 from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import BlockKind, attention_flop_per_token
 from planner.model.spec import LatentAttention
@@ -582,7 +582,5 @@ def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) 
     if weight_bytes(training) < 4:
         writes += weight_bytes(training)
     sharded = c.zero_stage > 0
-    params = dense / np.where(sharded, shards(c), 1) + experts / np.where(
-        sharded, expert_shards(c), 1
-    )
+    params = dense / np.where(sharded, shards(c), 1) + experts / np.where(sharded, c.edp, 1)
     return MemoryBound("optimizer", "step", np.ones(len(c)), params * (reads + writes))

@@ -120,6 +120,13 @@ def test_unknown_names_list_the_nearest() -> None:
     ("changes", "match"),
     [
         ({"nodes": 5000}, "from 1 to 4096"),
+        ({"model": "gpt3-175b"}, "2048 learned positions"),
+        ({"constraints": {"ep": 8}}, "has no experts"),
+        ({"constraints": {"virtual_stages": 13}}, "at most 12"),
+        ({"constraints": {"tp": 4, "pp": 8, "dp": 9}}, "constraints.dp=9"),
+        ({"constraints": {"tp": 8, "pp": 16, "cp": 2}}, "dropping tp or cp or pp|dropping tp"),
+        ({"constraints": {"micro_batch_size": 128, "dp": 8}}, "at most 64"),
+        ({"constraints": {"schedule": "none", "pp": 2}}, "'none' needs pp=1"),
         (
             {"training": {"global_batch_size": 7, "seq_len": 8192}, "constraints": {"dp": 2}},
             "=6|=8",
@@ -151,7 +158,12 @@ def test_impossible_input_is_refused_with_values(changes: dict[str, Any], match:
             "nodes": 4,
             "training": {"global_batch_size": 64, "seq_len": 4096},
         },
-        {"topology": "dgx-a100", "model": "gpt3-175b", "nodes": 1},
+        {
+            "topology": "dgx-a100",
+            "model": "gpt3-175b",
+            "nodes": 1,
+            "training": {"global_batch_size": 64, "seq_len": 2048},
+        },
     ],
 )
 def test_the_suggested_change_fits(changes: dict[str, Any]) -> None:
