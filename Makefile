@@ -9,7 +9,7 @@ SERVICE := .venv/.installed-service
 TOOLS := .venv/.installed-tools
 TORCH := torch==2.13.0
 
-.PHONY: help run demo test test-long check fix clean
+.PHONY: help run tools demo test test-long check fix clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -18,7 +18,9 @@ help:  ## list the targets
 run: $(SERVICE)  ## start the service on HOST:PORT (127.0.0.1:8000), its SQLite file in data/
 	$(BIN)/commplan serve --host $(HOST) --port $(PORT)
 
-demo: $(TOOLS)  ## the whole loop with four ranks here: plan, train, calibrate, predict, train
+tools: $(TOOLS)  ## install torch and the developer tools; what runs a plan needs torch
+
+demo: $(TOOLS)  ## the whole loop with four ranks here, about 5 minutes: plan, train, calibrate, predict, train
 	$(BIN)/python examples/demo.py
 
 test: $(TOOLS)  ## every test that is not marked long
