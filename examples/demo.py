@@ -64,6 +64,23 @@ class Outcome:
         return abs(predicted_s / self.measured_s - 1)
 
 
+class Launches:
+    """Counts launches and says how long the rest will take."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self.started = time.monotonic()
+        err.print(f"{total} launches of {RANKS} ranks; about 5 minutes in all on two cores")
+
+    def finished_one(self) -> str:
+        """Count one more; return what is left to do, at the pace so far."""
+        self.done += 1
+        left = self.total - self.done
+        left_s = (time.monotonic() - self.started) / self.done * left
+        return f"{left} launches left, about {left_s:.0f} s"
+
+
 def main() -> None:
     """Run the loop and print its table and last line."""
     options = parse_arguments()
@@ -76,7 +93,8 @@ def main() -> None:
 def run_loop(url: str, folder: Path, options: argparse.Namespace) -> dict[str, Outcome]:
     """Plan, train and calibrate on one layout, then predict and train the others."""
     before = {name: plan(url, name, calibration="none") for name in LAYOUTS}
-    measured = {CALIBRATED_ON: train(before[CALIBRATED_ON], folder, options)}
+    launches = Launches(len(LAYOUTS) * options.repeats)
+    measured = {CALIBRATED_ON: train(before[CALIBRATED_ON], folder, options, launches)}
     for run in measured[CALIBRATED_ON]:
         ask(url, "POST", "/calibrations", run.model_dump(mode="json"))
     after = {name: plan(url, name, calibration="latest") for name in LAYOUTS}
@@ -87,7 +105,7 @@ def run_loop(url: str, folder: Path, options: argparse.Namespace) -> dict[str, O
         )
     for name in LAYOUTS:
         if name != CALIBRATED_ON:
-            measured[name] = train(after[name], folder, options)
+            measured[name] = train(after[name], folder, options, launches)
     return {
         name: Outcome(
             before_s=step_time_s(before[name]),
@@ -113,7 +131,7 @@ def plan(url: str, name: str, *, calibration: str) -> dict[str, Any]:
 
 
 def train(
-    planned: dict[str, Any], folder: Path, options: argparse.Namespace
+    planned: dict[str, Any], folder: Path, options: argparse.Namespace, launches: Launches
 ) -> list[CalibrationRun]:
     """Launch the example ``options.repeats`` times and return what each launch measured."""
     runs = []
@@ -130,7 +148,9 @@ def train(
             sys.exit(f"training failed:\n{done.stdout}{done.stderr}")
         runs.append(CalibrationRun.model_validate_json(report.read_text()))
         layout = {k: v for k, v in planned["layout"].items() if v > 1}
-        err.print(f"{layout} repeat {repeat + 1}: {step_of(runs[-1]):.3f} s per step")
+        step_s = step_of(runs[-1])
+        left = launches.finished_one()
+        err.print(f"{layout} repeat {repeat + 1}: {step_s:.3f} s per step; {left}")
     return runs
 
 

@@ -93,7 +93,7 @@ def test_an_own_cluster_with_an_own_device_is_shown_and_planned(tmp_path: Path) 
 
 
 def test_the_loop_s_plan_can_be_calibrated_on_and_planned_with(tmp_path: Path) -> None:
-    made = commplan(["plan", "-r", "-", "--json"], typed=body_of(block("torchrun")))
+    made = commplan(["plan", "-r", "-", "--json"], typed=body_of(block("-o plan.json")))
     assert made.returncode == 0, made.stderr
     plan = Plan.model_validate_json(made.stdout)
     assert (plan.framework, plan.layout.world_size) == ("executor", 4)
