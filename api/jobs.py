@@ -20,6 +20,7 @@ from api.store import Store, StoredPlan
 from planner import __version__
 from planner.calibrate.fit import fit_calibration
 from planner.calibrate.runs import Measured, check_calibration, check_run
+from planner.documents import parse_json, validated
 from planner.errors import PlannerError, UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
 from planner.planning import (
@@ -192,14 +193,15 @@ class Jobs:
 
     def _measured(self, run: CalibrationRun) -> Measured:
         plan = self._stored_plan(run.plan_id)
-        request = PlanRequest.model_validate_json(self._store.request_of_plan(plan.id))
+        document = parse_json(self._store.request_of_plan(plan.id), source="stored request")
+        request = validated(PlanRequest, document, source="stored request")
         return Measured(build_problem(resolve(request)), plan, run)
 
     def _stored_plan(self, plan_id: str) -> Plan:
         stored = self._store.plan(plan_id)
         if stored is None:
             raise NotStoredError("plan", plan_id, "POST /plan makes one")
-        return Plan.model_validate_json(stored.document)
+        return stored.read()
 
 
 def _with_documents(resolved: ResolvedRequest) -> PlanRequest:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from sqlalchemy import ForeignKey, String, Text, create_engine, event, func, select, text
 from sqlalchemy.engine import URL, Engine
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 # SQLite waits this long for another writer (several replicas on one file).
 _BUSY_TIMEOUT_MS: Final = 30_000
@@ -103,6 +106,21 @@ class StoredPlan:
     id: str
     document: str
     search_s: float
+
+    def read(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            InvalidInputError: Another version stored it, and this one cannot read it.
+        """
+        plan = _read(Plan, self.document)
+        if plan is None:
+            raise InvalidInputError(
+                f"plan {self.id} was stored by another version of commplan, and this one cannot "
+                "read it; ask for the plan again",
+                where="plan_id",
+            )
+        return plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +219,8 @@ class Store:
         query = select(RunRow.document).join(PlanRow, RunRow.plan_id == PlanRow.id)
         query = query.where(PlanRow.topology_hash == topology_hash).order_by(RunRow.number)
         with Session(self._engine) as session:
-            return [CalibrationRun.model_validate_json(doc) for doc in session.scalars(query)]
+            runs = [_read(CalibrationRun, document) for document in session.scalars(query)]
+        return [run for run in runs if run is not None]
 
     def add_calibration(
         self, *, topology_hash: str, run: CalibrationRun, calibration: Calibration
@@ -226,12 +245,15 @@ class Store:
                 )
 
     def latest_calibration(self, topology_hash: str) -> Calibration | None:
-        """Return the newest calibration of a topology."""
-        query = select(CalibrationRow).where(CalibrationRow.topology_hash == topology_hash)
-        query = query.order_by(CalibrationRow.number.desc()).limit(1)
+        """Return the newest calibration of a topology that this version can read."""
+        query = select(CalibrationRow.document).order_by(CalibrationRow.number.desc())
+        query = query.where(CalibrationRow.topology_hash == topology_hash)
         with Session(self._engine) as session:
-            row = session.scalars(query).first()
-            return None if row is None else Calibration.model_validate_json(row.document)
+            for document in session.scalars(query):
+                calibration = _read(Calibration, document)
+                if calibration is not None:
+                    return calibration
+        return None
 
     def calibration(self, calibration_id: str) -> Calibration | None:
         """Return a calibration by its id, or None; any text may be asked for."""
@@ -240,16 +262,16 @@ class Store:
         query = select(CalibrationRow.document).where(CalibrationRow.id == calibration_id)
         with Session(self._engine) as session:
             document = session.scalars(query).first()
-            return None if document is None else Calibration.model_validate_json(document)
+        return None if document is None else _read(Calibration, document)
 
     def calibrations(self, limit: int) -> list[CalibrationRecord]:
         """Return the newest calibrations, newest first."""
         query = select(CalibrationRow).order_by(CalibrationRow.number.desc()).limit(limit)
         with Session(self._engine) as session:
-            return [
-                CalibrationRecord(Calibration.model_validate_json(row.document), row.created_at)
-                for row in session.scalars(query)
+            found = [
+                (_read(Calibration, row.document), row.created_at) for row in session.scalars(query)
             ]
+        return [CalibrationRecord(read, created_at) for read, created_at in found if read]
 
     def calibration_ids(self) -> Sequence[str]:
         """Return the ids of all calibrations."""
@@ -308,6 +330,17 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
 
 def _stored(row: PlanRow | None) -> StoredPlan | None:
     return None if row is None else StoredPlan(row.id, row.document, row.search_s)
+
+
+def _read(document: type[DocumentT], text: str) -> DocumentT | None:
+    """Return a stored document, or None for one that another version wrote and this cannot read."""
+    try:
+        return document.model_validate_json(text)
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        place = ".".join(map(str, error["loc"]))
+        logger.warning("a stored %s is left out: %s: %s", document.__name__, place, error["msg"])
+        return None
 
 
 def _now() -> datetime:

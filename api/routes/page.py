@@ -15,7 +15,6 @@ from planner.documents import validated
 from planner.errors import PlannerError
 from planner.hardware.devices import device
 from planner.model.bundled import model_names
-from planner.plan import Plan
 from planner.request import PlanRequest
 from planner.summary import (
     basis,
@@ -83,7 +82,7 @@ def show_plan(plan_id: str, request: Request, store: StoreDep, pages: PagesDep) 
     stored = store.plan(plan_id)
     if stored is None:
         raise NotStoredError("plan", plan_id, "make one at /")
-    plan = Plan.model_validate_json(stored.document)
+    plan = stored.read()
     url = str(request.url_for("read_plan", plan_id=plan_id))
     return pages.response(
         "plan.html",

@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 import api.jobs
 from planner.plan import Plan, document_hash
 from planner.planning import make_plan
 from tests.api.conftest import Client, in_process, plan_request, running_service
+from tests.timed import made_up_run
 
 
 def searches_of(metrics: str) -> int:
@@ -214,3 +216,20 @@ def test_another_build_of_the_same_version_plans_anew(
     assert searches_of(changed.get("/metrics").text) == 1
     assert again.content == first.content
     assert document_hash(again.json()) == document_hash(first.json())
+
+
+def test_documents_of_a_version_with_other_fields_are_left_out_not_a_500(client: Client) -> None:
+    plan = client.post("/plan", json=plan_request(constraints={"tp": 1, "pp": 1})).json()
+    run = made_up_run(Plan.model_validate(plan)).model_dump(mode="json")
+    assert client.post("/calibrations", json=run).status_code == 200
+    with client.app.state.store._engine.begin() as writing:
+        writing.execute(text('update plans set document = \'{"id": "of old"}\''))
+        writing.execute(text("update calibrations set document = '{\"step_spread\": 1}'"))
+    page = client.get(f"/plans/{plan['id']}/page")
+    assert page.status_code == 422
+    assert "another version" in page.json()["error"]["message"]
+    assert client.post("/calibrations", json=run).status_code == 422
+    assert client.get("/calibrations").json() == []
+    again = client.post("/plan", json=plan_request(top_k=1))
+    assert again.status_code == 200
+    assert again.json()["provenance"]["calibration_id"] is None
