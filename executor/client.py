@@ -13,8 +13,9 @@ from planner.plan import CalibrationRun, Plan
 
 __all__ = ["is_url", "load_plan", "post_run", "save_run", "service_of"]
 
-# A plan is some 100 kB, and it may still be in the making; a host that is up accepts at once.
-_TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
+# A stored plan is some 100 kB and is there at once; a service that takes longer is not answering.
+_GET_TIMEOUT: Final = httpx.Timeout(10.0, connect=5.0)
+_POST_TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)  # a run of many ranks is large, and stored
 _SCHEMA_VERSION: Final[int] = get_args(Plan.model_fields["schema_version"].annotation)[0]
 _SAME_VERSION: Final = (
     "run planner and executor from one version of commplan, and plan again if this plan is older"
@@ -69,7 +70,7 @@ def post_run(service: str, run: CalibrationRun, *, token: str | None = None) -> 
             url,
             content=run.model_dump_json(),
             headers={"Content-Type": "application/json", **_authorization(token)},
-            timeout=_TIMEOUT,
+            timeout=_POST_TIMEOUT,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise PlanSourceError(f"posting the run to {url} failed: {exc}") from exc
@@ -99,7 +100,7 @@ def _read(path: Path) -> str:
 
 def _get(url: str, token: str | None) -> str:
     try:
-        response = httpx.get(url, headers=_authorization(token), timeout=_TIMEOUT)
+        response = httpx.get(url, headers=_authorization(token), timeout=_GET_TIMEOUT)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise PlanSourceError(f"plan {url} cannot be fetched: {exc}; is the service up?") from exc
     _check_status(response, f"fetching the plan {url}")
