@@ -5,10 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 from planner.cost.memory import activation_bytes, memory
 from planner.cost.problem import Problem
 from planner.model.blocks import parameter_count
-from tests.unit.problems import problem, row
+from planner.model.bundled import load_model
+from tests.unit.problems import fabric, problem, row
 
 # Korthikanti et al. 2205.05198, table 2, evaluated for GPT-3 175B (h 12288, a 96), s 2048, b 1,
 # t 8; MB per layer.
@@ -121,3 +123,193 @@ def test_recompute_never_needs_more_than_keeping_everything() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert kept == sorted(kept, reverse=True)
+
+
+# ------------------------------------------------------- activations by tensor and recompute
+# Per token and layer in 16 bit, taken apart as Korthikanti et al. (2205.05198, section 4.1) do:
+# two norms keep input and output (8 h), attention q, k, v and output (4 a d + 4 g d) and its
+# log-sum-exp (4 a), a gated feed-forward of width f three tensors (6 f). A mixture (2401.04088)
+# has k (6 fe + 4 h) + 2 k h instead of 6 f.
+
+LLAMA3_8B = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32 + 6 * 14336
+MIXTRAL = 8 * 4096 + 4 * 32 * 128 + 4 * 8 * 128 + 4 * 32
+MIXTRAL += 2 * (6 * 14336 + 4 * 4096) + 2 * 2 * 4096
+# Latent attention (2412.19437): q, k 192 wide and v, output 128 of 128 heads; latents 1536 + 576.
+DEEPSEEK_LATENT = 2 * (1536 + 512 + 64)
+DEEPSEEK_HEADS = 2 * 128 * (2 * 192 + 2 * 128) + 4 * 128
+DEEPSEEK = 8 * 7168 + DEEPSEEK_HEADS + DEEPSEEK_LATENT
+DEEPSEEK += 8 * (6 * 2048 + 4 * 7168) + 2 * 8 * 7168 + 6 * 2048
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "recompute", "per_token"),
+    [
+        ("llama3-8b", "dense", "none", LLAMA3_8B),
+        ("llama3-8b", "dense", "selective", LLAMA3_8B - 4 * 4096),
+        ("llama3-8b", "dense", "full", 2 * 4096),
+        ("mixtral-8x7b", "moe", "none", MIXTRAL),
+        ("mixtral-8x7b", "moe", "selective", MIXTRAL - 4 * 4096 - 2 * 2 * 14336),
+        ("mixtral-8x7b", "moe", "full", 2 * 4096),
+        ("deepseek-v3", "moe", "none", DEEPSEEK),
+        ("deepseek-v3", "moe", "selective", DEEPSEEK - 4 * 7168 - 2 * 8 * 2048),
+    ],
+)
+def test_activations_per_token(model: str, kind: Any, recompute: str, per_token: int) -> None:
+    base = problem(model, seq_len=4096)
+    kept = activation_bytes(base, row(recompute=recompute), kind)[0]
+    assert kept == 4096 * per_token
+    shared = row(recompute=recompute, tp=4, cp=2, sequence_parallel=True, micro_batch_size=2)
+    assert activation_bytes(base, shared, kind)[0] == pytest.approx(4096 * 2 / 8 * per_token)
+
+
+def test_without_sequence_parallelism_latents_and_routed_rows_stay_whole() -> None:
+    base = problem("deepseek-v3", seq_len=4096)
+    split = DEEPSEEK_HEADS + 6 * 2048  # heads and the shared expert
+    found = activation_bytes(base, row(tp=4), "moe")[0]
+    assert found == pytest.approx(4096 * (DEEPSEEK - split + split / 4))
+
+
+def test_a_rank_keeps_at_least_one_key_value_head() -> None:
+    base = problem("llama3-8b", seq_len=4096)
+    inside = 4 * 32 * 128 + 4 * 16 * 128 + 4 * 32 + 6 * 14336  # 8 heads on 16 ranks: one each
+    found = activation_bytes(base, row(tp=16, sequence_parallel=True), "dense")[0]
+    assert found == pytest.approx(4096 / 16 * (8 * 4096 + inside))
+
+
+def test_recomputing_holds_one_whole_layer_besides_the_inputs() -> None:
+    base = problem("llama3-8b", seq_len=4096)
+    ends = 2 * 2 * 4096  # input and output of the norm before the head
+    for mode, layers in (("full", 32 * 2 * 4096 + LLAMA3_8B), ("none", 32 * LLAMA3_8B)):
+        found = memory(base, row(recompute=mode)).activations_bytes
+        assert found[0].tolist() == [4096 * (layers + ends)]
+
+
+# ------------------------------------------------------------------------ what else is held
+
+
+def test_logits_are_on_the_rank_with_the_head_only() -> None:
+    """16 bit and an fp32 copy, split over tp: s b V (2 + 4) / t."""
+    base = problem("llama3-8b", pipelines=((2, 1),), seq_len=4096)
+    one = row(pp=2, tp=4, cp=2, micro_batch_size=2)
+    found = memory(base, one).logits_bytes[0]
+    order = np.argsort(base.splits.first_rank[0])
+    assert found[order].tolist() == [0.0, 4096 * 2 / 2 * 128256 * (2 + 4) / 4]
+
+
+LARGEST = 4096 * 128256 + 4096  # Llama-3-8B's head with its norm; larger than a layer
+
+
+@pytest.mark.parametrize(
+    ("degrees", "held"),
+    [
+        ({"zero_stage": 3, "dp_shard": 8}, 2 * 2 + 4),
+        ({"zero_stage": 2, "dp_shard": 8}, 4),
+        ({"zero_stage": 1, "dp_shard": 8}, 0),
+        ({"zero_stage": 3, "cp": 8}, 2 * 2 + 4),
+        ({"zero_stage": 3}, 0),
+    ],
+)
+def test_units_in_use_are_whole(degrees: dict[str, Any], held: int) -> None:
+    """ZeRO-3 has two units of 16-bit weights, ZeRO-2 and 3 one of fp32 gradients (1910.02054)."""
+    assert memory(problem("llama3-8b"), row(**degrees)).gathered_bytes.max() == held * LARGEST
+
+
+def test_context_ranks_share_states_too() -> None:
+    base = problem("llama3-8b")
+    together = state_bytes(base, dp_shard=2, cp=4, zero_stage=3)
+    assert together == pytest.approx(18 * parameter_count(base.model) / 8)
+
+
+MIXTRAL_EXPERTS = 32 * 8 * 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize(
+    ("zero", "whole_bytes", "shared_bytes"), [(0, 18, 0), (1, 6, 12), (2, 2, 16), (3, 0, 18)]
+)
+def test_expert_states_are_shared_over_the_experts_ranks(
+    zero: int, whole_bytes: int, shared_bytes: int
+) -> None:
+    """8 ranks, ep 4: a quarter of the experts each, their states over 2; the rest over 8."""
+    base = problem("mixtral-8x7b")
+    not_experts = parameter_count(base.model) - MIXTRAL_EXPERTS
+    expected = not_experts * (whole_bytes + shared_bytes / 8)
+    expected += MIXTRAL_EXPERTS / 4 * (whole_bytes + shared_bytes / 2)
+    assert state_bytes(base, dp_shard=8, ep=4, zero_stage=zero) == pytest.approx(expected)
+
+
+def test_expert_tensor_ranks_split_the_experts() -> None:
+    base = problem("mixtral-8x7b")
+    whole, split = (
+        memory(base, row(tp=4, ep=2, etp=etp, sequence_parallel=True)).weights_bytes.max()
+        for etp in (1, 2)
+    )
+    assert whole - split == pytest.approx(2 * MIXTRAL_EXPERTS / 2 / 2)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "copies"),
+    [
+        ({}, 0),
+        ({"ep": 2}, 1 + 1),
+        ({"ep": 2, "tp": 4, "etp": 2, "sequence_parallel": True}, (1 + 2) / 4),
+    ],
+)
+def test_a_dispatch_has_send_and_receive_buffers(degrees: dict[str, Any], copies: float) -> None:
+    """Two 16-bit copies of a token are sent; etp ranks receive each other's rows."""
+    found = memory(problem("mixtral-8x7b"), row(**degrees)).moe_buffers_bytes.max()
+    assert found == copies * 8192 * 2 * 4096 * 2
+    assert memory(problem("llama3-8b"), row()).moe_buffers_bytes.max() == 0
+
+
+def test_the_last_stage_holds_a_copy_of_tied_embeddings() -> None:
+    def last(tied: bool, pp: int) -> float:
+        spec = load_model("llama3-8b").model_copy(update={"tied_embeddings": tied})
+        base = problem(spec, pipelines=((pp, 1),))
+        order = np.argmax(base.splits.first_rank[0])
+        return float(memory(base, row(pp=pp, tp=2)).weights_bytes[0, order])
+
+    assert last(True, 2) == last(False, 2)
+    assert last(False, 1) - last(True, 1) == 2 * 4096 * 128256 / 2
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "groups"),
+    [
+        ("llama3-8b", {}, 0),
+        ("llama3-8b", {"tp": 2}, 1),
+        ("llama3-8b", {"dp_replicate": 2}, 1),
+        ("llama3-8b", {"pp": 2}, 1),
+        ("llama3-8b", {"cp": 2}, 2),  # the ring, and gradients over dp x cp
+        ("llama3-8b", {"tp": 2, "cp": 2, "dp_shard": 2, "pp": 2}, 4),
+        ("mixtral-8x7b", {"dp_shard": 4}, 2),  # dp and edp
+        ("mixtral-8x7b", {"dp_shard": 4, "ep": 4}, 2),  # dp and ep
+        ("mixtral-8x7b", {"dp_shard": 8, "ep": 2, "etp": 2}, 4),
+    ],
+)
+def test_every_group_of_several_has_buffers(
+    model: str, degrees: dict[str, Any], groups: int
+) -> None:
+    base = problem(model, pipelines=((degrees.get("pp", 1), 1),))
+    each = COMMUNICATOR_BYTES["nccl"].value
+    assert memory(base, row(**degrees)).communicators_bytes.max() == pytest.approx(groups * each)
+
+
+def test_the_librarys_own_memory_counts() -> None:
+    one = row(tp=2)
+    for library in ("nccl", "gloo"):
+        found = memory(problem("llama3-8b", on=fabric(library=library)), one)
+        assert found.communicators_bytes.max() == COMMUNICATOR_BYTES[library].value
+        held = found.total_bytes() - found.communicators_bytes - found.reserve_bytes
+        expected = CONTEXT_BYTES[library].value + FRAGMENTATION.value * held
+        assert found.reserve_bytes == pytest.approx(expected)
+    assert COMMUNICATOR_BYTES["nccl"].value > COMMUNICATOR_BYTES["gloo"].value
+    assert FRAGMENTATION.value > 0
+
+
+def test_a_profile_that_a_split_does_not_use_is_empty() -> None:
+    base = problem("llama3-8b", pipelines=((1, 1), (4, 1)))
+    used = base.splits.multiplicity[0] > 0
+    total = memory(base, row()).total_bytes()[0]
+    assert not used.all()
+    assert (total[~used] == 0).all()
+    assert (total[used] > 0).all()

@@ -11,6 +11,8 @@ from planner.cost.work import (
     AttentionCore,
     Communication,
     Gemm,
+    HostWork,
+    MemoryBound,
     Op,
     block_work,
     rank_work,
@@ -18,9 +20,9 @@ from planner.cost.work import (
 )
 from planner.layout.candidates import Candidates
 from planner.model.blocks import layer_kinds, model_flop_per_token, parameter_count
-from planner.model.bundled import model_names
+from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, FeedForward, MixtureOfExperts, ModelSpec
-from planner.plan import Axis
+from planner.plan import Axis, Phase
 from tests.unit.problems import problem, row
 
 
@@ -211,3 +213,261 @@ def test_experts_without_ep_need_no_exchange() -> None:
     base = problem(model)
     one = row()
     assert received_bytes(block_work(base, one, "moe"), one, "ep") == 0.0
+
+
+# ------------------------------------------------------------------ experts and their groups
+
+# Mixtral 8x7B (2401.04088): 32 layers of 8 gated experts, h 4096, width 14336.
+MIXTRAL_EXPERTS = 32 * 8 * 3 * 4096 * 14336
+
+
+@pytest.mark.parametrize(
+    ("zero", "per_parameter"), [(0, 2 * 4), (1, 4 + 2), (2, 4 * 3 + 2), (3, 3 * (2 + 2 + 4))]
+)
+def test_experts_are_reduced_over_their_own_ranks(zero: int, per_parameter: float) -> None:
+    """8 ranks, ep 4: a quarter of the experts each, two copies; ZeRO volumes as for the dense."""
+    m = 3
+    degrees = {"dp_shard": 8} if zero else {"dp_replicate": 8}
+    one = row(ep=4, num_micro_batches=m, zero_stage=zero, **degrees)
+    base = problem("mixtral-8x7b")
+    work = rank_work(base, one)
+    share = MIXTRAL_EXPERTS / 4
+    assert received_bytes(work, one, "edp") == pytest.approx(per_parameter * share / 2)
+    whole: Axis = "dp_shard_cp" if zero else "dp_cp"
+    not_experts = parameter_count(base.model) - MIXTRAL_EXPERTS
+    assert received_bytes(work, one, whole) == pytest.approx(per_parameter * not_experts * 7 / 8)
+
+
+def test_a_dense_model_reduces_nothing_over_expert_ranks() -> None:
+    assert not [op for op in rank_work(oracle(), row(dp_replicate=8)) if op.name[:6] == "expert"]
+
+
+def named(ops: list[Op], phase: Phase, name: str) -> Any:
+    """Return the only op with this name in the phase."""
+    (found,) = [op for op in ops if (op.name, op.phase) == (name, phase)]
+    return found
+
+
+def calls(ops: list[Op], axis: Axis, *phases: Phase) -> dict[str, tuple[str, float, float]]:
+    """Return (collective, repeats, S) of what happens on an axis, by "phase name"."""
+    return {
+        f"{op.phase} {op.name}": (op.op, float(op.repeats[0]), float(op.size_bytes[0]))
+        for op in ops
+        if isinstance(op, Communication) and op.axis == axis and op.repeats[0] > 0
+        if op.phase in (phases or ("forward", "backward", "weight_gradient", "recompute"))
+    }
+
+
+def test_expert_tensor_parallelism_gathers_and_scatters_what_its_ranks_received() -> None:
+    """tp 4: a rank owns T/4 tokens, sends 2 copies of each; etp 2: the group's rows together."""
+    one = row(tp=4, ep=2, etp=2, sequence_parallel=True)
+    received = 8192 / 4 * 2 * 4096 * 2
+    found = calls(block_work(problem("mixtral-8x7b"), one, "moe"), "etp")
+    assert found == {
+        "forward etp_gather": ("all_gather", 1, 2 * received),
+        "forward etp_scatter": ("reduce_scatter", 1, 2 * received),
+        "backward etp_gather": ("all_gather", 1, 2 * received),
+        "backward etp_scatter": ("reduce_scatter", 1, 2 * received),
+    }
+    without = row(tp=4, ep=2, sequence_parallel=True)
+    assert not calls(block_work(problem("mixtral-8x7b"), without, "moe"), "etp")
+
+
+def test_shared_experts_are_tensor_parallel() -> None:
+    """Korthikanti et al. (2205.05198): gather, scatter, and the stored shards once more."""
+    work = block_work(problem("deepseek-v3"), row(tp=4, sequence_parallel=True), "moe")
+    size = 8192 * 7168 * 2
+    found = {k: v for k, v in calls(work, "tp").items() if "shared_expert" in k}
+    assert found == {
+        "forward shared_expert_tp_gather": ("all_gather", 1, size),
+        "forward shared_expert_tp_scatter": ("reduce_scatter", 1, size),
+        "backward shared_expert_tp_gather": ("all_gather", 1, size),
+        "backward shared_expert_tp_scatter": ("reduce_scatter", 1, size),
+        "weight_gradient shared_expert_tp_regather": ("all_gather", 1, size),
+    }
+    none = block_work(problem("mixtral-8x7b"), row(tp=4, sequence_parallel=True), "moe")
+    assert not [name for name in calls(none, "tp") if "shared_expert" in name]
+
+
+# ------------------------------------------------------------------------- latent attention
+
+
+def test_latent_attention_gathers_its_latent_and_scatters_hidden_states() -> None:
+    """DeepSeek-V3 (2412.19437): query latent 1536, key/value latent 512, rotary key 64."""
+    work = block_work(problem("deepseek-v3"), row(tp=8, sequence_parallel=True), "moe")
+    gather = named(work, "forward", "attention_tp_gather")
+    assert gather.size_bytes[0] == 8192 * (1536 + 512 + 64) * 2
+    assert (
+        named(work, "weight_gradient", "attention_tp_regather").size_bytes[0]
+        == (gather.size_bytes[0])
+    )
+    assert named(work, "forward", "attention_tp_scatter").size_bytes[0] == 8192 * 7168 * 2
+
+
+def test_latent_attention_without_a_query_latent_gathers_the_hidden_state() -> None:
+    model = load_model("deepseek-v3")
+    plain = model.attention.model_copy(update={"q_lora_rank": None})
+    base = problem(model.model_copy(update={"attention": plain}))
+    work = block_work(base, row(tp=8, sequence_parallel=True), "moe")
+    size = named(work, "forward", "attention_tp_gather").size_bytes[0]
+    assert size == 8192 * (7168 + 512 + 64) * 2
+
+
+def test_the_ring_of_latent_attention_carries_whole_heads() -> None:
+    """Keys 128 + 64 wide and values 128 wide of 128 heads, a quarter of them with tp 4."""
+    one = row(tp=4, cp=2, sequence_parallel=True)
+    work = block_work(problem("deepseek-v3"), one, "moe")
+    size = 8192 / 2 * 128 * (128 + 64 + 128) / 4 * 2
+    assert calls(work, "cp") == {
+        "forward cp_ring": ("send_recv", 1, size),
+        "backward cp_ring": ("send_recv", 2, size),
+    }
+
+
+def test_narrow_latent_products_run_on_the_ranks_own_tokens() -> None:
+    work = block_work(problem("deepseek-v3"), row(tp=8, sequence_parallel=True), "moe")
+    sizes = {
+        name: tuple(int(getattr(named(work, "forward", name), d)[0]) for d in "mnk")
+        for name in ("attention_q_down", "attention_kv_down", "attention_q", "attention_kv")
+    }
+    assert sizes == {
+        "attention_q_down": (1024, 1536, 7168),
+        "attention_kv_down": (1024, 512 + 64, 7168),
+        "attention_q": (8192, 128 * 192 // 8, 1536),
+        "attention_kv": (8192, 128 * 256 // 8, 512),
+    }
+
+
+# ------------------------------------------------------------------------------- both ends
+
+HIDDEN = 8192 * 4096 * 2  # bytes of one micro-batch's hidden states
+
+
+def test_the_embedding_reduces_partial_rows() -> None:
+    """Each rank looks up its part of the vocabulary (1909.08053); shards with 2205.05198."""
+    whole, shard = row(tp=4), row(tp=4, sequence_parallel=True)
+    assert calls(block_work(oracle(), whole, "embedding"), "tp") == {
+        "forward embedding_tp_reduce": ("all_reduce", 1, HIDDEN)
+    }
+    assert calls(block_work(oracle(), shard, "embedding"), "tp") == {
+        "forward embedding_tp_scatter": ("reduce_scatter", 1, HIDDEN),
+        "backward embedding_tp_gather": ("all_gather", 1, HIDDEN),
+    }
+
+
+def test_the_head_never_gathers_logits() -> None:
+    """Maximum, target logit and sum of exponentials: 3 numbers per token in fp32 (Megatron-LM)."""
+    loss = ("all_reduce", 3, 8192 * 4)
+    whole, shard = row(tp=4), row(tp=4, sequence_parallel=True)
+    assert calls(block_work(oracle(), whole, "head"), "tp") == {
+        "forward loss_tp_reduce": loss,
+        "backward head_tp_reduce": ("all_reduce", 1, HIDDEN),
+    }
+    assert calls(block_work(oracle(), shard, "head"), "tp") == {
+        "forward head_tp_gather": ("all_gather", 1, HIDDEN),
+        "forward loss_tp_reduce": loss,
+        "weight_gradient head_tp_regather": ("all_gather", 1, HIDDEN),
+        "backward head_tp_scatter": ("reduce_scatter", 1, HIDDEN),
+    }
+
+
+@pytest.mark.parametrize("kind", ["embedding", "dense", "head"])
+def test_one_rank_alone_communicates_with_nobody(kind: Any) -> None:
+    for op in block_work(oracle(), row(), kind):
+        assert not isinstance(op, Communication) or op.repeats[0] == 0, op.name
+
+
+def test_tied_embeddings_are_exchanged_between_first_and_last_stage() -> None:
+    """Once per step, the fp32 gradient of this rank's part of the matrix (Megatron-LM)."""
+    base = problem(dense(tied_embeddings=True), pipelines=((2, 1),))
+    work = rank_work(base, row(tp=4, pp=2, num_micro_batches=8))
+    assert calls(work, "pp", "step") == {
+        "step tied_embedding": ("send_recv", 1, 4096 * 32000 / 4 * 4)
+    }
+    assert not calls(rank_work(base, row(tp=4, num_micro_batches=8)), "pp", "step")
+    untied = problem(dense(), pipelines=((2, 1),))
+    assert not calls(rank_work(untied, row(tp=4, pp=2)), "pp", "step")
+
+
+def test_interleaving_sends_once_more_per_chunk() -> None:
+    one = row(pp=2, virtual_stages=4, schedule="interleaved_1f1b", num_micro_batches=6)
+    assert stage_send(oracle(), one).repeats[0] == 2 * 6 * 4
+    assert stage_send(oracle(), row(num_micro_batches=6)).repeats[0] == 0
+
+
+# --------------------------------------------------------------- recompute, host, optimizer
+
+
+def test_selective_recompute_redoes_norms_and_the_experts_activation_only() -> None:
+    """Megatron-LM: --recompute-modules layernorm moe_act."""
+
+    def redone(model: str, kind: Any, mode: str) -> set[str]:
+        work = block_work(problem(model), row(recompute=mode), kind)
+        sizes = [op for op in work if op.phase == "recompute" and op.repeats[0] > 0]
+        empty = {op.name for op in sizes if isinstance(op, MemoryBound) and op.num_bytes[0] == 0}
+        return {op.name for op in sizes} - empty
+
+    assert redone("llama3-8b", "dense", "selective") == {"norms"}
+    assert redone("mixtral-8x7b", "moe", "selective") == {"norms", "expert_activation"}
+    assert redone("mixtral-8x7b", "moe", "none") == set()
+    assert {"norms", "attention_core", "ffn_up"} <= redone("llama3-8b", "dense", "full")
+
+
+def test_only_the_executors_tensor_parallelism_pays_for_dispatch() -> None:
+    def passes(framework: Any, tp: int) -> dict[Phase, float]:
+        work = block_work(problem(dense(), framework=framework), row(tp=tp), "dense")
+        host = [op for op in work if isinstance(op, HostWork)]
+        return {op.phase: op.num_calls * float(op.repeats[0]) for op in host}
+
+    assert passes("executor", 2) == {"forward": 9, "backward": 18, "recompute": 0}
+    assert set(passes("executor", 1).values()) == {0}
+    assert passes("megatron", 2) == {}
+
+
+# Bytes read and written per parameter: gradient, master copy, two moments; then master, moments
+# and the 16-bit weight (AdamW, 1711.05101, in mixed precision, 1710.03740).
+@pytest.mark.parametrize(
+    ("training", "per_parameter"),
+    [
+        ({}, (4 + 4 + 4 + 4) + (4 + 4 + 4 + 2)),
+        ({"main_grads": "same"}, (2 + 4 + 4 + 4) + (4 + 4 + 4 + 2)),
+        ({"optimizer": "sgd"}, (4 + 4) + (4 + 2)),
+        ({"precision": "fp32"}, (4 + 4 + 4 + 4) + (4 + 4 + 4)),
+    ],
+)
+def test_the_optimizer_reads_and_writes_every_state_once(
+    training: dict[str, Any], per_parameter: int
+) -> None:
+    base = oracle(**training)
+    update = named(rank_work(base, row()), "step", "optimizer")
+    assert update.num_bytes[0] == per_parameter * parameter_count(base.model)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_every_zero_stage_shares_out_the_update(zero: int) -> None:
+    """Over dp_shard x cp, not over replicas; experts over all of edp: 16 ranks over ep 4."""
+    base = problem("mixtral-8x7b")
+    one = row(cp=2, dp_shard=4, dp_replicate=2, ep=4, zero_stage=zero)
+    update = named(rank_work(base, one), "step", "optimizer")
+    dense_share, expert_share = (8, 4) if zero else (1, 1)
+    not_experts = parameter_count(base.model) - MIXTRAL_EXPERTS
+    expected = not_experts / dense_share + MIXTRAL_EXPERTS / 4 / expert_share
+    assert update.num_bytes[0] == pytest.approx(30 * expected)
+
+
+def test_the_fullest_pipeline_rank_sizes_the_reduction() -> None:
+    """Two stages of one layer: the last has the head's norm besides its vocabulary."""
+    base = problem(dense(), pipelines=((2, 1),))
+    one = row(pp=2, dp_replicate=2)
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    last = layer + 4096 * 32000 + 4096
+    assert received_bytes(rank_work(base, one), one, "dp_cp") == pytest.approx(2 * 0.5 * 4 * last)
+
+
+def test_gradients_travel_in_buckets() -> None:
+    """Megatron-LM: 40 M parameters in fp32 make a bucket."""
+    base = oracle()
+    reduce = named(rank_work(base, row(dp_replicate=8)), "step", "gradient_reduce")
+    parameters = parameter_count(base.model)
+    assert reduce.repeats[0] == -(-parameters // 40_000_000)
+    assert reduce.size_bytes[0] == pytest.approx(4 * parameters / reduce.repeats[0])

@@ -1,0 +1,240 @@
+"""Every legality rule with rows that break it and rows that do not."""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+
+from planner.frameworks import rules_for
+from planner.model.bundled import load_model
+from planner.model.spec import Attention, ModelSpec
+from planner.plan import Framework, TrainingSpec
+from tests.unit.problems import row
+
+LLAMA = load_model("llama3-8b")  # 32 heads, 8 key/value heads, feed-forward 2**11 x 7
+MIXTRAL = load_model("mixtral-8x7b")  # 8 experts of 2**11 x 7, no shared one
+DEEPSEEK = load_model("deepseek-v3")  # latent attention, 128 heads
+
+
+def with_shared_expert(width: int) -> ModelSpec:
+    """Return Mixtral with a shared expert; every layer is a mixture, so no dense width counts."""
+    assert MIXTRAL.experts is not None
+    experts = MIXTRAL.experts.model_copy(update={"shared_hidden_size": width})
+    ffn = MIXTRAL.feed_forward.model_copy(update={"hidden_size": 7})
+    return MIXTRAL.model_copy(update={"experts": experts, "feed_forward": ffn})
+
+
+def with_heads(num_heads: int, num_kv_heads: int) -> ModelSpec:
+    attention = Attention(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=128)
+    return LLAMA.model_copy(update={"attention": attention})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row that breaks a rule, or does not."""
+
+    framework: Framework
+    rule: str
+    breaks: bool
+    degrees: dict[str, Any]
+    model: ModelSpec = LLAMA
+    seq_len: int = 8192
+
+    def __str__(self) -> str:
+        sign = "breaks" if self.breaks else "keeps"
+        return f"{self.model.name}-{self.degrees}-{sign}-{self.rule}"
+
+
+def cases(framework: Framework, rule: str, *rows: tuple[Any, ...]) -> list[Case]:
+    """Return one case per (breaks, degrees[, model[, seq_len]])."""
+    return [Case(framework, rule, *of_row) for of_row in rows]
+
+
+def interleaved(m: int) -> dict[str, Any]:
+    chunks = {"pp": 4, "virtual_stages": 2, "schedule": "interleaved_1f1b"}
+    return {**chunks, "num_micro_batches": m}
+
+
+WHOLE, SHARDED = {"sequence_parallel": False}, {"sequence_parallel": True}
+
+COMMON = [
+    *cases(
+        "megatron",
+        "heads-split-over-tp",
+        (True, {"tp": 3}),
+        (True, {"tp": 64}),
+        (False, {"tp": 32}),
+    ),
+    *cases(
+        "megatron",
+        "kv-heads-split-over-tp",
+        (True, {"tp": 6}, with_heads(12, 4)),
+        (False, {"tp": 2}, with_heads(12, 4)),
+        (False, {"tp": 12}, with_heads(12, 4)),
+        (False, {"tp": 6}, DEEPSEEK),
+    ),
+    *cases(
+        "megatron",
+        "ffn-splits-over-tp",
+        (True, {"tp": 3}),
+        (False, {"tp": 7}),
+        (True, {"tp": 8}, with_shared_expert(100)),
+        (False, {"tp": 4}, with_shared_expert(100)),
+        (False, {"tp": 3}, MIXTRAL),
+    ),
+    *cases(
+        "megatron",
+        "experts-split-over-ep",
+        (True, {"ep": 3}, MIXTRAL),
+        (True, {"etp": 3}, MIXTRAL),
+        (True, {"ep": 16}, MIXTRAL),
+        (False, {"ep": 8, "etp": 2}, MIXTRAL),
+        (True, {"ep": 2}),
+        (True, {"etp": 2}),
+        (False, {}),
+    ),
+    *cases(
+        "megatron",
+        "moe-with-tp-needs-sequence-parallel",
+        (True, {"tp": 2, **WHOLE}, MIXTRAL),
+        (False, {"tp": 2, **SHARDED}, MIXTRAL),
+        (False, {"tp": 1, **WHOLE}, MIXTRAL),
+        (False, {"tp": 2, **WHOLE}),
+    ),
+    *cases(
+        "megatron",
+        "sequence-splits-over-cp",
+        (True, {"cp": 4}, LLAMA, 8196),
+        (False, {"cp": 4}, LLAMA, 8200),
+        (False, {"cp": 1}, LLAMA, 8195),
+    ),
+    *cases(
+        "megatron",
+        "sequence-splits-over-tp",
+        (True, {"tp": 4, "cp": 2, **SHARDED}, LLAMA, 8196),
+        (False, {"tp": 4, "cp": 1, **SHARDED}, LLAMA, 8196),
+        (False, {"tp": 4, "cp": 2, **WHOLE}, LLAMA, 8196),
+    ),
+    *cases(
+        "megatron",
+        "interleaving-needs-full-rounds",
+        (True, interleaved(6)),
+        (True, interleaved(2)),
+        (False, interleaved(8)),
+        (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 6}),
+    ),
+]
+
+MEGATRON = [
+    *cases(
+        "megatron",
+        "megatron-kv-heads",
+        (True, {"tp": 16}),
+        (False, {"tp": 8}),
+        (False, {"tp": 16}, DEEPSEEK),
+    ),
+    *cases(
+        "megatron",
+        "megatron-sequence-parallel",
+        (True, {"tp": 2, **WHOLE}),
+        (False, {"tp": 2, **SHARDED}),
+        (False, {"tp": 1, **WHOLE}),
+    ),
+    *cases(
+        "megatron",
+        "megatron-no-gpipe",
+        (True, {"pp": 2, "schedule": "gpipe"}),
+        (False, {"pp": 2, "schedule": "1f1b"}),
+        (False, interleaved(8)),
+    ),
+    *cases(
+        "megatron",
+        "megatron-fsdp-no-pipeline",
+        (True, {"zero_stage": 2, "pp": 2}),
+        (True, {"zero_stage": 3, "pp": 2}),
+        (False, {"zero_stage": 1, "pp": 2}),
+        (False, {"zero_stage": 3, "pp": 1}),
+    ),
+    *cases(
+        "megatron",
+        "megatron-fsdp-no-etp",
+        (True, {"zero_stage": 2, "etp": 2}, MIXTRAL),
+        (False, {"zero_stage": 1, "etp": 2}, MIXTRAL),
+        (False, {"zero_stage": 3, "etp": 1}, MIXTRAL),
+        (False, {"zero_stage": 3, "etp": 2}),
+    ),
+]
+
+EXECUTOR = [
+    *cases(
+        "executor",
+        "executor-axes",
+        (True, {"cp": 2}),
+        (True, {"ep": 2}),
+        (True, {"etp": 2}),
+        (False, {"tp": 2, "pp": 2, "dp_replicate": 2}),
+    ),
+    *cases(
+        "executor",
+        "executor-zero",
+        (True, {"zero_stage": 1}),
+        (True, {"dp_shard": 2}),
+        (False, {"dp_replicate": 2}),
+    ),
+    *cases(
+        "executor",
+        "executor-interleaving",
+        (True, interleaved(8)),
+        (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 8}),
+        (False, {"pp": 4, "schedule": "gpipe", "num_micro_batches": 8}),
+    ),
+    *cases(
+        "executor",
+        "executor-sequence-parallel",
+        (True, {"tp": 2, **SHARDED}),
+        (False, {"tp": 2, **WHOLE}),
+    ),
+    *cases(
+        "executor",
+        "executor-kv-heads",
+        (True, {"tp": 16}),
+        (False, {"tp": 8}),
+        (True, {"tp": 2}, DEEPSEEK),
+    ),
+    *cases(
+        "executor",
+        "executor-recompute",
+        (True, {"recompute": "selective"}),
+        (False, {"recompute": "full"}),
+        (False, {"recompute": "none"}),
+    ),
+    *cases(
+        "executor",
+        "executor-micro-batches",
+        (True, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 3}),
+        (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 4}),
+        (False, {"pp": 1, "num_micro_batches": 1}),
+    ),
+]
+
+CASES = [*COMMON, *MEGATRON, *EXECUTOR]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_is_broken_by_what_it_names_and_by_nothing_else(case: Case) -> None:
+    rule = next(r for r in rules_for(case.framework) if r.name == case.rule)
+    training = TrainingSpec(global_batch_size=64, seq_len=case.seq_len)
+    assert bool(rule.breaks(row(**case.degrees), case.model, training)[0]) is case.breaks
+
+
+@pytest.mark.parametrize("framework", get_args(Framework))
+def test_every_rule_has_a_case_of_each_kind(framework: Framework) -> None:
+    covered = {(case.rule, case.breaks) for case in CASES}
+    for rule in rules_for(framework):
+        assert {(rule.name, True), (rule.name, False)} <= covered
+
+
+def test_the_general_rules_hold_for_every_target() -> None:
+    general = {case.rule for case in COMMON}
+    for framework in get_args(Framework):
+        assert general <= {rule.name for rule in rules_for(framework)}
