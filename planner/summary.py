@@ -305,7 +305,9 @@ def _megatron_omissions(plan: Plan) -> Iterator[str]:
 
 
 def _placement_notes(plan: Plan) -> Iterator[str]:
-    """Yield what the operator must arrange before torchrun: order of nodes, unused GPUs."""
+    """Yield what the operator must arrange before torchrun: nodes, their order, unused GPUs."""
+    if plan.layout.world_size > plan.ranks.ranks_per_node:
+        yield "start the line on every node; $HEAD_NODE is the name of one of them, the same on all"
     order = plan.ranks.node_permutation
     if order is not None and list(order) != sorted(order):
         nodes = ", ".join(map(str, order))
