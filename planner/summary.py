@@ -295,7 +295,7 @@ def _megatron_omissions(plan: Plan) -> Iterator[str]:
             "FSDP sends layer by layer"
         )
     elif sharding.zero_stage == 0:
-        if plan.layout.dp_replicate > 1:
+        if plan.layout.dp_replicate > 1 and plan.layout.dp_shard > 1:
             yield (
                 f"dp_shard {plan.layout.dp_shard} x dp_replicate {plan.layout.dp_replicate} is "
                 "left out: with ZeRO-0 nothing is shared out"

@@ -103,5 +103,5 @@ def test_serve_refuses_to_start_with_a_message_and_exit_2(
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "hidden" not in done.stderr
-    assert "open http" not in done.stderr
+    assert "the page is at" not in done.stderr
     assert "Traceback" not in done.stderr
