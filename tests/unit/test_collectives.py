@@ -18,8 +18,8 @@ from planner.cost.collectives import (
 )
 from planner.layout.groups import lay_group
 from planner.plan import Algorithm, Collective
-from planner.topology.fabric import Fabric
-from tests.unit.problems import NVLINK, RAIL, fabric
+from planner.topology.fabric import Fabric, Level
+from tests.unit.problems import NVLINK, RAIL, SPINE, fabric
 
 OPS: tuple[Collective, ...] = (
     "all_reduce",
@@ -196,3 +196,80 @@ def test_hierarchies_are_legal_only_where_a_framework_makes_them() -> None:
     gloo = fabric(64, library="gloo")
     assert legal_algorithms(gloo, "executor", "dp_cp", "all_reduce") == ("ring", "hierarchical")
     assert legal_algorithms(gloo, "executor", "tp", "all_reduce") == ("ring",)
+
+
+# ------------------------------------------------------------ closed forms on three levels
+# 512 ranks next to each other: 8 in a node, 256 behind a rail, all behind the spine.
+# Latencies of NCCL's model (src/graph/tuning.cc): a hop costs its level's alpha.
+
+SIZE = 1e9
+
+
+def rate(level: Level) -> float:
+    """Return bytes/s of large transfers: 0.80 of NVLink, 0.94 of InfiniBand."""
+    return level.bytes_per_s * (0.80 if level.kind == "nvlink" else 0.94)
+
+
+def test_ring_on_three_levels() -> None:
+    found = seconds("all_gather", "ring", 512, 1, SIZE)
+    hops = (512 - 64) * 3e-6 + (64 - 2) * 15e-6 + (2 - 1) * 20e-6
+    assert found.latency_s[0] == pytest.approx(hops)
+    links = max(1 / rate(NVLINK), 1 / (8 * rate(RAIL)), 1 / (256 * rate(SPINE)))
+    assert found.transfer_s[0] == pytest.approx(SIZE * 511 / 512 * links)
+
+
+def test_tree_goes_up_and_down_a_chain_inside_and_a_tree_across() -> None:
+    found = seconds("all_reduce", "tree", 512, 1, SIZE)
+    up = (8 - 1) * 3e-6 + 5 * 15e-6 + 1 * 20e-6  # 32 nodes behind a rail, 2 rails
+    assert found.latency_s[0] == pytest.approx(2 * up)
+    assert found.transfer_s[0] == pytest.approx(2 * SIZE / 0.92 / rate(NVLINK))
+
+
+def test_direct_exchange_posts_a_message_per_peer() -> None:
+    found = seconds("all_to_all", "direct", 512, 1, SIZE)
+    assert found.latency_s[0] == pytest.approx(20e-6 + 511 * 1e-6)
+    # what leaves a GPU, a node and a rail, over a GPU's share of each level
+    shares = (511 / rate(NVLINK), 504 / rate(RAIL), 256 / rate(SPINE))
+    assert found.transfer_s[0] == pytest.approx(SIZE / 512 * max(shares))
+
+
+def test_pairwise_exchange_waits_for_every_peer_in_turn() -> None:
+    found = seconds("all_to_all", "pairwise", 512, 1, SIZE)
+    assert found.latency_s[0] == pytest.approx(7 * 3e-6 + 248 * 15e-6 + 256 * 20e-6)
+    assert found.transfer_s[0] == seconds("all_to_all", "direct", 512, 1, SIZE).transfer_s[0]
+
+
+def test_hierarchical_keeps_the_levels_between_node_and_spine() -> None:
+    """64 nodes, 32 to a rail: an eighth of S in a ring of them, and S inside the node."""
+    found = seconds("all_gather", "hierarchical", 512, 1, SIZE)
+    across = (64 - 2) * 15e-6 + (2 - 1) * 20e-6
+    assert found.latency_s[0] == pytest.approx(7 * 3e-6 + across)
+    slowest = max(1 / rate(RAIL), 1 / (32 * rate(SPINE)))
+    expected = SIZE * 7 / 8 / rate(NVLINK) + SIZE / 8 * 63 / 64 * slowest
+    assert found.transfer_s[0] == pytest.approx(expected)
+    assert found.fixed_s[0] == 2 * COLLECTIVE_LAUNCH_S["nccl"].value
+
+
+def test_a_send_is_as_slow_as_its_slowest_level_wherever_that_is() -> None:
+    """Four ranks 128 apart cross a rail and the spine; here the rail is the worse one."""
+    bad_rail = replace(RAIL, bytes_per_s=5e9, alpha_s=90e-6)
+    on = fabric(4096, levels=(NVLINK, bad_rail, SPINE))
+    found = seconds("send_recv", "point_to_point", 4, 128, SIZE, on)
+    assert found.transfer_s[0] == pytest.approx(SIZE / (5e9 * 0.94))
+    assert found.latency_s[0] == 90e-6
+    inside = seconds("send_recv", "point_to_point", 4, 2, SIZE, on)
+    assert inside.transfer_s[0] == pytest.approx(SIZE / (450e9 * 0.80))
+    assert inside.latency_s[0] == 3e-6
+
+
+def test_a_measured_level_is_taken_at_its_word() -> None:
+    assert achieved_bytes_per_s(replace(RAIL, measured=True)) == RAIL.bytes_per_s
+    assert achieved_bytes_per_s(RAIL) == pytest.approx(0.94 * RAIL.bytes_per_s)
+
+
+def test_gloo_emulates_the_scatter_inside_a_hierarchy_too() -> None:
+    """all_reduce = scatter (emulated: two passes), across, gather: three passes inside."""
+    flat = fabric(4096, library="gloo")
+    found = seconds("all_reduce", "hierarchical", 32, 1, SIZE, flat).transfer_s[0]
+    inside = 3 * SIZE * 7 / 8 / rate(NVLINK)
+    assert found == pytest.approx(inside + 2 * SIZE / 8 * 3 / 4 / rate(RAIL))

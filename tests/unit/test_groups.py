@@ -8,7 +8,7 @@ import pytest
 
 from planner.layout.candidates import Candidates, Column, on_distinct
 from planner.layout.groups import axis_group, inner_group, lay_group, outer_group
-from planner.plan import AXES, Layout, groups
+from planner.plan import AXES, Axis, Layout, groups
 from planner.topology.fabric import Level
 from tests.unit.problems import fabric, row
 
@@ -81,3 +81,71 @@ def test_distinct_columns_give_what_the_direct_call_gives() -> None:
     factored = on_distinct(many, ("tp", "micro_batch_size"), function)
     for expected, found in zip(direct, factored, strict=True):
         assert (expected == found).all()
+
+
+NODE = Level("node", "nvlink", 4, 9e11, 1e-6, "test")
+LEAF = Level("leaf", "infiniband", 16, 5e10, 1e-5, "test")
+CORE = Level("core", "infiniband", 1 << 20, 2e10, 2e-5, "test")
+
+# Degrees of every row below, in the order that ranks are numbered in: Megatron-LM's
+# tp-cp-ep-dp-pp (core/parallel_state), replicas outside shards.
+DENSE_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+EXPERT_ORDER = ("etp", "ep", "edp", "pp")
+HYBRID = Layout(tp=2, cp=2, dp_shard=4, dp_replicate=2, pp=2, ep=4, etp=2)
+ALONG: dict[Axis, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "tp": (DENSE_ORDER, ("tp",)),
+    "cp": (DENSE_ORDER, ("cp",)),
+    "dp": (DENSE_ORDER, ("dp_shard", "dp_replicate")),
+    "dp_shard": (DENSE_ORDER, ("dp_shard",)),
+    "dp_replicate": (DENSE_ORDER, ("dp_replicate",)),
+    "dp_cp": (DENSE_ORDER, ("cp", "dp_shard", "dp_replicate")),
+    "dp_shard_cp": (DENSE_ORDER, ("cp", "dp_shard")),
+    "pp": (DENSE_ORDER, ("pp",)),
+    "etp": (EXPERT_ORDER, ("etp",)),
+    "ep": (EXPERT_ORDER, ("ep",)),
+    "edp": (EXPERT_ORDER, ("edp",)),
+}
+SIZES = {"tp": 2, "cp": 2, "dp_shard": 4, "dp_replicate": 2, "pp": 2, "etp": 2, "ep": 4, "edp": 4}
+
+
+def enumerated(axis: Axis) -> list[tuple[int, ...]]:
+    """Return the groups of ``axis`` by walking every coordinate; the first degree runs fastest."""
+    order, along = ALONG[axis]
+    found: dict[tuple[int, ...], list[int]] = {}
+    places = product(*(range(SIZES[name]) for name in reversed(order)))
+    for rank, place in enumerate(places):
+        of_name = dict(zip(reversed(order), place, strict=True))
+        fixed = tuple(of_name[name] for name in order if name not in along)
+        found.setdefault(fixed, []).append(rank)
+    return sorted(tuple(ranks) for ranks in found.values())
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_hybrid_sharding_and_experts_lie_as_enumerated(axis: Axis) -> None:
+    assert sorted(groups(HYBRID, axis)) == enumerated(axis)
+    degrees = {name: getattr(HYBRID, name) for name in Layout.model_fields}
+    small = fabric(64, gpus_per_node=4, levels=(NODE, LEAF, CORE))
+    group = axis_group(small, row(**degrees), axis)
+    inside = [fewest_in_a_shared_unit(enumerated(axis), unit) for unit in (4, 16, 64)]
+    assert [int(members[0]) for members in group.members] == inside
+
+
+def test_the_outer_ring_keeps_every_level() -> None:
+    """512 ranks: 8 in a node, 256 behind a rail; as nodes 64, of which 32 behind a rail."""
+    outer = outer_group(lay_group(fabric(4096), np.array([512]), np.array([1])))
+    assert int(outer.degree[0]) == 64
+    assert [int(members[0]) for members in outer.members] == [1, 32, 64]
+    inner = inner_group(lay_group(fabric(4096), np.array([512]), np.array([1])))
+    assert int(inner.degree[0]) == 8
+    assert [int(members[0]) for members in inner.members] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("degree", "stride", "expected"),
+    [(512, 1, True), (2, 1, False), (8, 1, False), (16, 8, False), (8, 4, True), (12, 1, False)],
+)
+def test_a_hierarchy_needs_several_in_each_of_several_nodes(
+    degree: int, stride: int, expected: bool
+) -> None:
+    group = lay_group(fabric(4096), np.array([degree]), np.array([stride]))
+    assert bool(group.has_hierarchy()[0]) is expected

@@ -1,0 +1,202 @@
+"""What hides under what, in seconds small enough to add up by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.constants import OVERLAP_SLOWDOWN
+from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
+from planner.cost.problem import Problem
+from planner.cost.seconds import Timed
+from planner.cost.step import _exposed_in_block, _exposed_rank, _Folded
+from planner.cost.work import Communication, Gemm, MemoryBound, block_work, rank_work
+from planner.model.blocks import BLOCK_KINDS
+from planner.plan import Axis, Phase
+from tests.unit.problems import fabric, problem, row
+
+ONE = np.ones(1)
+
+
+def after_overlap(total_s: float, exposed_part_s: float) -> float:
+    """Return exposed seconds and what the hidden ones take from the compute they run beside."""
+    return exposed_part_s + OVERLAP_SLOWDOWN.value * (total_s - exposed_part_s)
+
+
+def compute(name: str, phase: Phase, seconds: float) -> Timed:
+    op = Gemm(name, phase, ONE, ONE, ONE, ONE, ONE)
+    return Timed(op, np.array([seconds]), np.array([seconds]))
+
+
+def call(
+    name: str, phase: Phase, seconds: float, *, repeats: int = 1, passes: float = 1, axis: Axis
+) -> Timed:
+    """Return a collective of ``seconds`` a call."""
+    op = Communication(name, phase, repeats * ONE, axis, "all_gather", ONE, passes * ONE)
+    return Timed(op, np.array([seconds]), np.array([seconds * repeats]))
+
+
+@pytest.mark.parametrize(
+    ("total_s", "budget_s", "always_s", "exposed_part_s"),
+    [(10, 4, 0, 6), (10, 20, 0, 0), (10, 20, 3, 3), (10, 8, 3, 3), (10, 6, 3, 4), (2, 0, 5, 2)],
+)
+def test_exposed_is_what_exceeds_the_budget_or_cannot_hide(
+    total_s: float, budget_s: float, always_s: float, exposed_part_s: float
+) -> None:
+    found = exposed_s(np.array([total_s]), np.array([budget_s]), always_s)
+    assert found[0] == pytest.approx(after_overlap(total_s, exposed_part_s))
+
+
+def test_hiding_is_not_free_and_never_dearer_than_waiting() -> None:
+    assert 0 < OVERLAP_SLOWDOWN.value < 1
+
+
+# ------------------------------------------------------------------------------ in a block
+
+
+def in_block(timed: Timed, *others: Timed) -> float:
+    return float(_exposed_in_block(timed, [timed, *others])[0])
+
+
+def test_a_regather_hides_under_the_input_gradient_of_the_same_product() -> None:
+    """Korthikanti et al. (2205.05198), 4.2.2."""
+    regather = call("ffn_tp_regather", "weight_gradient", 5, axis="tp")
+    others = (
+        compute("ffn_up", "forward", 16),
+        compute("ffn_up", "backward", 2),
+        compute("ffn_up", "weight_gradient", 32),
+        compute("ffn_down", "backward", 64),
+        compute("attention_qkv", "backward", 128),
+    )
+    assert in_block(regather, *others) == pytest.approx(after_overlap(5, 3))
+
+
+@pytest.mark.parametrize(("phase", "exposed_part_s"), [("forward", 6), ("backward", 3)])
+def test_the_ring_hides_under_the_attention_of_its_own_pass(
+    phase: Phase, exposed_part_s: float
+) -> None:
+    """Ring Attention (2310.01889): keys travel while the present ones are used."""
+    ring = call("cp_ring", phase, 5, repeats=2, axis="cp")
+    others = (compute("attention_core", "forward", 4), compute("attention_core", "backward", 7))
+    assert in_block(ring, *others) == pytest.approx(after_overlap(10, exposed_part_s))
+
+
+@pytest.mark.parametrize(
+    "name", ["ffn_tp_gather", "ffn_tp_scatter", "ffn_tp_reduce", "ep_dispatch"]
+)
+def test_other_collectives_of_a_block_are_waited_for(name: str) -> None:
+    others = [compute(n, "forward", 99) for n in ("ffn_up", "attention_core", "experts_up")]
+    assert in_block(call(name, "forward", 5, axis="tp"), *others) == 5
+
+
+def test_the_table_names_ops_that_exist() -> None:
+    """A rule about an op of another name would hide nothing, silently."""
+    one = row(tp=2, cp=2, sequence_parallel=True)
+    found = {
+        op.name
+        for name, kinds in (("llama3-8b", BLOCK_KINDS), ("deepseek-v3", ("moe",)))
+        for kind in kinds
+        if (name, kind) != ("llama3-8b", "moe")
+        for op in block_work(problem(name), one, kind)
+    }
+    for name, beside in BLOCK_OVERLAPS.items():
+        assert {name, *beside} <= found
+    ranks = rank_work(problem("mixtral-8x7b"), row(dp_shard=2, zero_stage=1))
+    collectives = {op.name for op in ranks if isinstance(op, Communication)}
+    assert set(RANK_OVERLAPS) == collectives
+
+
+@pytest.mark.parametrize("part", ["attention", "ffn", "shared_expert", "head"])
+def test_every_regather_hides_under_the_product_that_read_its_input(part: str) -> None:
+    readers = {
+        "attention": {"attention_q", "attention_kv", "attention_qkv"},
+        "ffn": {"ffn_up"},
+        "shared_expert": {"shared_expert_up"},
+        "head": {"head"},
+    }
+    assert set(BLOCK_OVERLAPS[f"{part}_tp_regather"]) == readers[part]
+
+
+# ------------------------------------------------------------------------------ in a step
+
+
+def folded(forward: float, backward: float) -> _Folded:
+    """Return a rank with those seconds of compute a micro-batch, and some waiting to ignore."""
+    slowest = np.full((1, 2, 4), 1000.0)
+    slowest[0, :, 0] = forward, backward
+    return _Folded(np.ones((1, 4)), slowest, np.ones((1, 4)))
+
+
+def per_op(rank: list[Timed], base: Problem | None = None, **compute_s: float) -> list[float]:
+    """Return exposed seconds of each op beside 10 s forward and 20 s backward."""
+    beside = folded(compute_s.get("forward", 10), compute_s.get("backward", 20))
+    found = _exposed_rank(base or problem("mixtral-8x7b"), row(), beside, rank)
+    return [float(column[0]) for column in found]
+
+
+def rank_call(name: str, seconds: float, repeats: int, passes: float = 1) -> Timed:
+    return call(name, "step", seconds, repeats=repeats, passes=passes, axis="dp_cp")
+
+
+def test_gradients_use_up_the_backward_one_after_the_other() -> None:
+    """20 s hide 15 but for the last call; 5 s are left for the next 14."""
+    found = per_op([rank_call("gradient_reduce", 5, 3), rank_call("expert_gradient_reduce", 2, 7)])
+    assert found == pytest.approx([after_overlap(15, 5), after_overlap(14, 9)])
+
+
+def test_parameters_use_up_the_forward_and_not_the_backward() -> None:
+    rank = [rank_call("parameter_gather", 2, 7), rank_call("gradient_reduce", 1, 18)]
+    expected = [after_overlap(14, 4), after_overlap(18, 1)]
+    assert per_op(rank) == pytest.approx(expected)
+    assert per_op(rank[::-1]) == pytest.approx(expected[::-1])
+
+
+def test_parameters_gathered_again_share_the_backward_with_gradients() -> None:
+    rank = [rank_call("gradient_scatter", 1, 18), rank_call("parameter_regather", 1, 6)]
+    assert per_op(rank) == pytest.approx([after_overlap(18, 1), after_overlap(6, 4)])
+
+
+def test_each_pass_hides_under_its_own_micro_batch() -> None:
+    """2 passes of 3 calls beside 20 s each; then 5 s a pass are left for 2 calls of 4 s."""
+    rank = [
+        rank_call("gradient_scatter", 5, 6, passes=2),
+        rank_call("expert_gradient_scatter", 4, 4, passes=2),
+    ]
+    assert per_op(rank) == pytest.approx([after_overlap(30, 10), after_overlap(16, 8)])
+
+
+def test_a_budget_never_turns_negative() -> None:
+    rank = [rank_call("gradient_reduce", 5, 8), rank_call("expert_gradient_reduce", 2, 7)]
+    assert per_op(rank) == pytest.approx([after_overlap(40, 20), 14])
+
+
+@pytest.mark.parametrize("name", sorted(RANK_OVERLAPS))
+def test_one_call_of_a_pass_is_always_exposed(name: str) -> None:
+    rank = [rank_call(name, 3, 4, passes=2)]
+    found = per_op(rank, forward=1e6, backward=1e6)
+    assert found == pytest.approx([after_overlap(12, 6)])
+
+
+def test_which_pass_each_rank_op_runs_beside() -> None:
+    for name, under in RANK_OVERLAPS.items():
+        is_first_gather = "gather" in name and "regather" not in name
+        assert under == ("forward" if is_first_gather else "backward"), name
+
+
+def test_the_executor_reduces_after_the_last_backward() -> None:
+    base = problem("llama3-8b", framework="executor")
+    assert per_op([rank_call("gradient_reduce", 5, 3)], base) == [15]
+
+
+def test_the_tied_exchange_is_waited_for() -> None:
+    tied = call("tied_embedding", "step", 5, axis="pp")
+    assert per_op([tied]) == [5]
+
+
+@pytest.mark.parametrize(("cores", "load"), [(None, 1.0), (2, 4.0), (16, 0.5)])
+def test_ranks_that_share_cores_share_the_optimizers(cores: Any, load: float) -> None:
+    """8 ranks on a node; their collectives are not slower for it."""
+    base = problem("llama3-8b", on=fabric(cores_per_node=cores), framework="executor")
+    update = MemoryBound("optimizer", "step", ONE, ONE)
+    rank = [Timed(update, np.array([6.0]), np.array([6.0])), rank_call("gradient_reduce", 5, 3)]
+    assert per_op(rank, base) == pytest.approx([6 * load, 15])

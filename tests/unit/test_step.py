@@ -1,0 +1,197 @@
+"""How op seconds become a step: who is slowest, and where each second is booked."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.constants import COLLECTIVE_LAUNCH_S, DTENSOR_DISPATCH_S
+from planner.cost.problem import Problem
+from planner.cost.seconds import seconds
+from planner.cost.step import Priced, mean_compute_s, price, timed_ops
+from planner.cost.work import HostWork
+from planner.layout.candidates import Candidates
+from planner.model.bundled import load_model
+from planner.model.spec import ModelSpec
+from planner.pipeline.partition import split_table
+from planner.planning import build_problem, resolve
+from planner.request import PlanRequest
+from tests.unit.problems import fabric, problem, row
+
+HIDDEN_BYTES = 8192 * 4096 * 2  # of one micro-batch of Llama-3-8B or Mixtral
+VOCABULARY = 4096 * 128256
+
+
+def rail_send_s(num_bytes: float) -> float:
+    """Return a send between two nodes of the test fabric: 15 us, 94 % of 50 GB/s."""
+    return COLLECTIVE_LAUNCH_S["nccl"].value + 15e-6 + num_bytes / (50e9 * 0.94)
+
+
+def part(base: Problem, candidate: Candidates, name: str) -> float:
+    return float(getattr(price(base, candidate), name)[0])
+
+
+# -------------------------------------------------------------------------------- pipelines
+
+
+@pytest.mark.parametrize(
+    ("pp", "chunks", "schedule", "sends"),
+    [(2, 1, "1f1b", 2), (4, 1, "1f1b", 6), (4, 1, "gpipe", 6), (2, 2, "interleaved_1f1b", 6)],
+)
+def test_filling_and_draining_waits_for_every_boundary_both_ways(
+    pp: int, chunks: int, schedule: str, sends: int
+) -> None:
+    base = problem("llama3-8b", pipelines=((pp, chunks),))
+    one = row(
+        tp=8,
+        pp=pp,
+        virtual_stages=chunks,
+        schedule=schedule,
+        num_micro_batches=8,
+        sequence_parallel=True,
+    )
+    expected = sends * rail_send_s(HIDDEN_BYTES / 8)
+    assert part(base, one, "pp_exposed_s") == pytest.approx(expected)
+
+
+def tied(model: str) -> ModelSpec:
+    return load_model(model).model_copy(update={"tied_embeddings": True})
+
+
+def test_the_tied_exchange_is_booked_to_the_pipeline() -> None:
+    """fp32 gradients of an eighth of the vocabulary matrix, between two nodes."""
+    one = row(tp=8, pp=2, schedule="1f1b", num_micro_batches=8, sequence_parallel=True)
+    with_exchange, without = (
+        part(problem(model, pipelines=((2, 1),)), one, "pp_exposed_s")
+        for model in (tied("llama3-8b"), load_model("llama3-8b"))
+    )
+    expected = rail_send_s(VOCABULARY / 8 * 4)
+    assert with_exchange - without == pytest.approx(expected)
+
+
+def test_one_stage_exchanges_nothing() -> None:
+    found = price(problem(tied("llama3-8b")), row(tp=8, num_micro_batches=8))
+    assert found.pp_exposed_s[0] == 0
+    assert found.bubble_s[0] == 0
+
+
+def test_the_slowest_pipeline_rank_decides() -> None:
+    """Two stages of 16 layers: the last also has a head worth two, the first a lookup."""
+    base = problem("llama3-8b", pipelines=((2, 1),))
+    one = row(pp=2, schedule="1f1b", num_micro_batches=8)
+    blocks = {e.block for e in timed_ops(base, one) if e.block and e.repeats[0] > 0}
+    assert blocks == {"dense", "head"}
+    layers = [e for e in timed_ops(base, one) if e.timed.op.name == "attention_core"]
+    assert [int(e.repeats[0]) for e in layers if e.timed.op.phase == "forward"] == [16 * 8]
+
+
+def test_compute_is_shared_out_over_pipeline_ranks() -> None:
+    base = problem("llama3-8b", pipelines=((1, 1), (4, 1)))
+    whole, split = (
+        float(mean_compute_s(base, row(pp=pp, split=at, schedule=schedule, num_micro_batches=8))[0])
+        for pp, at, schedule in ((1, 0, "none"), (4, 1, "1f1b"))
+    )
+    assert split == pytest.approx(whole / 4)
+
+
+def test_an_expensive_head_takes_layers_from_its_stage() -> None:
+    """10 units over 4 stages: 3 at most, so the last has its head of 2 and one layer."""
+    costs = {"embedding": 0.0, "dense": 1.0, "moe": 1.0, "head": 2.0}
+    layers = split_table(["dense"] * 8, [(4, 1)], costs).layers  # type: ignore[arg-type]
+    assert [split[-1] for split in layers] == [2, 1]
+    costs = {"embedding": 2.0, "dense": 1.0, "moe": 1.0, "head": 0.0}
+    layers = split_table(["dense"] * 8, [(4, 1)], costs).layers  # type: ignore[arg-type]
+    assert [split[0] for split in layers] == [2, 1]
+
+
+def test_llamas_head_is_worth_two_layers() -> None:
+    """Per token 2 h V = 1.05 Gflop against 0.44 + 0.07 of a layer: 9 + 9 + 8 + (6 + 2)."""
+    asked = PlanRequest.model_validate(
+        {
+            "topology": "dgx-h100",
+            "nodes": 4,
+            "model": "llama3-8b",
+            "training": {"global_batch_size": 64, "seq_len": 8192},
+        }
+    )
+    splits = build_problem(resolve(asked)).splits
+    assert [splits.layers[at][-1] for at in splits.rows(4, 1)] == [8, 6]
+
+
+# ---------------------------------------------------------------------------------- booking
+
+
+def booked(found: Priced) -> set[str]:
+    return {f.name for f in fields(Priced) if getattr(found, f.name)[0] > 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "degrees", "parts"),
+    [
+        ("llama3-8b", {}, set()),
+        ("llama3-8b", {"tp": 8, "sequence_parallel": True}, {"tp_exposed_s"}),
+        ("llama3-8b", {"dp_replicate": 8}, {"dp_exposed_s"}),
+        ("llama3-8b", {"cp": 8}, {"cp_exposed_s", "dp_exposed_s"}),
+        ("mixtral-8x7b", {"ep": 8, "dp_shard": 8}, {"ep_exposed_s", "dp_exposed_s"}),
+        (
+            "mixtral-8x7b",
+            {"tp": 8, "etp": 8, "sequence_parallel": True},
+            {"tp_exposed_s", "ep_exposed_s"},
+        ),
+    ],
+)
+def test_exposed_seconds_are_booked_to_their_axis(
+    model: str, degrees: dict[str, Any], parts: set[str]
+) -> None:
+    found = price(problem(model), row(num_micro_batches=2, **degrees))
+    assert booked(found) == {"compute_s", "optimizer_s", *parts}
+
+
+# ----------------------------------------------------------------------------- host, scales
+
+
+def test_the_optimizer_runs_at_memory_speed() -> None:
+    """30 bytes per parameter (AdamW, bf16 with fp32 master), an eighth with ZeRO-1 over 8."""
+    base = problem("llama3-8b")
+    memory = base.device.memory
+    rate = memory.fraction * base.device.memory_bytes_per_s
+    one = row(dp_shard=8, zero_stage=1)
+    expected = memory.fixed_s + 30 * 8_030_261_248 / 8 / rate  # the model card's 8.03 B
+    assert part(base, one, "optimizer_s") == pytest.approx(expected)
+
+
+def test_dispatch_costs_its_calls() -> None:
+    base = problem("llama3-8b", framework="executor")
+    work = HostWork("dtensor_dispatch", "forward", 3 * np.ones(1), 9)
+    timed = seconds(base, row(), [work])[0]
+    assert timed.seconds[0] == pytest.approx(9 * DTENSOR_DISPATCH_S.value)
+    assert timed.total_s[0] == pytest.approx(27 * DTENSOR_DISPATCH_S.value)
+
+
+def test_a_calibration_scales_its_own_part() -> None:
+    base = problem("llama3-8b")
+    before = price(base, row())
+    slow_compute = price(replace(base, compute_scale=3.0), row())
+    slow_update = price(replace(base, optimizer_scale=3.0), row())
+    assert slow_compute.compute_s[0] == pytest.approx(3 * before.compute_s[0])
+    assert slow_compute.optimizer_s[0] == before.optimizer_s[0]
+    assert slow_update.optimizer_s[0] == pytest.approx(3 * before.optimizer_s[0])
+    assert slow_update.compute_s[0] == before.compute_s[0]
+
+
+def test_host_overhead_is_once_per_step() -> None:
+    base = replace(problem("llama3-8b"), host_overhead_s=0.25)
+    found = price(base, row(num_micro_batches=4))
+    assert found.host_s[0] == 0.25
+
+
+def test_ranks_that_share_cores_compute_slower() -> None:
+    """8 ranks on 4 cores take twice as long; the collectives do not."""
+    crowded = problem("llama3-8b", on=fabric(8, cores_per_node=4), framework="executor")
+    alone = problem("llama3-8b", on=fabric(8), framework="executor")
+    one = row(tp=8, num_micro_batches=2)
+    before, after = price(alone, one), price(crowded, one)
+    assert after.compute_s[0] == pytest.approx(2 * before.compute_s[0])
+    assert after.optimizer_s[0] == pytest.approx(2 * before.optimizer_s[0])
+    assert after.tp_exposed_s[0] == before.tp_exposed_s[0]
