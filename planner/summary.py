@@ -163,10 +163,14 @@ def _pipeline(plan: Plan) -> str:
     if len(stages) == 1:
         return f"one stage of {stages[0].num_layers} layers"
     runs = [(size, len(list(run))) for size, run in groupby(stage.num_layers for stage in stages)]
-    layers = ", ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
+    layers = (
+        f"{runs[0][0]} layers each"
+        if len(runs) == 1
+        else f"{', '.join(f'{count} of {size}' for size, count in runs)} layers"
+    )
     chunks = plan.layout.virtual_stages
     each = f" ({chunks} on each of {plan.layout.pp} ranks)" if chunks > 1 else ""
-    return f"{plan.pipeline.schedule}, {len(stages)} stages{each}, layers {layers}"
+    return f"{plan.pipeline.schedule}, {len(stages)} stages{each}: {layers}"
 
 
 def _recompute(plan: Plan) -> str:

@@ -223,8 +223,10 @@ def test_the_layout_has_every_decision_and_equal_stages_told_once(plan: Plan, lo
         for stage, n in zip(plan.pipeline.stages, (1, 2, 2, 3), strict=False)
     ]
     assert (
-        "layers 1, 2 x 2, 3"
+        ": 1 of 1, 2 of 2, 1 of 3 layers"
         in dict(layout_rows(changed(plan, pipeline__stages=uneven)))["pipeline"]
     )
+    same = [stage.model_copy(update={"num_layers": 2}) for stage in uneven]
+    assert ": 2 layers each" in dict(layout_rows(changed(plan, pipeline__stages=same)))["pipeline"]
     assert "one stage" in dict(layout_rows(changed(plan, pipeline__stages=uneven[:1])))["pipeline"]
     assert str(local.layout) in dict(layout_rows(local))["ranks"]
