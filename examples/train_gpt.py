@@ -189,12 +189,23 @@ def main() -> None:
     token = os.environ.get("COMMPLAN_TOKEN")
     with executor.join(os.environ, timeout_s=options.timeout_s) as job:
         plan = executor.agree_on_plan(job, lambda: executor.load_plan(options.plan, token=token))
+        config = GPTConfig.from_file(options.config)
+        executor.together(job, lambda: check_length(plan, config))
         torch.manual_seed(options.seed)
-        model = GPT(GPTConfig.from_file(options.config))
+        model = GPT(config)
         trainer = executor.apply_plan(job, plan, model, learning_rate=options.learning_rate)
         run = train(job, trainer, Book(options.text, plan, options.seed), options)
         if run is not None:
             report(run, options, token)
+
+
+def check_length(plan: Plan, config: GPTConfig) -> None:
+    """Refuse a sequence for which the model has no positions."""
+    if plan.training.seq_len > config.max_position_embeddings:
+        raise executor.PlanMismatchError(
+            f"plan {plan.id} trains on sequences of {plan.training.seq_len} tokens, the model has "
+            f"{config.max_position_embeddings} positions; plan for a shorter seq_len"
+        )
 
 
 def train(

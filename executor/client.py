@@ -69,7 +69,7 @@ def post_run(service: str, run: CalibrationRun, *, token: str | None = None) -> 
         response = httpx.post(
             url,
             content=run.model_dump_json(),
-            headers={"Content-Type": "application/json", **_authorization(token)},
+            headers={b"Content-Type": b"application/json", **_authorization(token)},
             timeout=_POST_TIMEOUT,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
@@ -156,8 +156,9 @@ def _written_by(document: dict[str, Any]) -> str:
     return f", written by commplan {version}" if isinstance(version, str) else ""
 
 
-def _authorization(token: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def _authorization(token: str | None) -> dict[bytes, bytes]:
+    """Return the header as UTF-8, which is how the service compares tokens."""
+    return {b"Authorization": f"Bearer {token}".encode()} if token else {}
 
 
 def _check_status(response: httpx.Response, doing: str) -> None:

@@ -251,7 +251,7 @@ class Sharding(Document):
     overlap_gradient_reduce: bool
     overlap_parameter_gather: bool
     gradient_bucket_bytes: int = Field(
-        ge=1, description="gradients are reduced in flat buffers of about this size"
+        ge=1024, le=1 << 40, description="gradients are reduced in flat buffers of about this size"
     )
 
 
@@ -399,7 +399,7 @@ class Probe(Document):
 
     axis: Axis
     op: Collective
-    sizes_bytes: tuple[Bytes, ...]
+    sizes_bytes: tuple[Annotated[int, Field(ge=1, le=1 << 33)], ...] = Field(max_length=32)
 
 
 class Provenance(Document):

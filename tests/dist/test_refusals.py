@@ -55,7 +55,7 @@ def test_another_world_size_is_refused(tmp_path: Path) -> None:
 
 def test_plans_that_differ_between_ranks_are_refused(tmp_path: Path) -> None:
     mine = saved(tmp_path, "a", make_plan(dp=2))
-    other = saved(tmp_path, "b", make_plan(dp=2, bucket_bytes=77))
+    other = saved(tmp_path, "b", make_plan(dp=2, bucket_bytes=7777))
     message = the_one_message(run([arguments(mine), arguments(other)], within_s=WITHIN_S))
     assert "plans differ between ranks" in message
     assert "on ranks [0]" in message

@@ -219,3 +219,16 @@ def test_a_run_survives_the_file_and_a_bad_folder_is_refused(tmp_path: Path) -> 
     assert CalibrationRun.model_validate_json((tmp_path / "run.json").read_text()) == RUN
     with pytest.raises(PlanSourceError, match="cannot be written"):
         client.save_run(tmp_path / "no" / "run.json", RUN)
+
+
+def test_a_token_may_have_any_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    def get(url: str, *, headers: dict[bytes, bytes], timeout: object) -> httpx.Response:
+        sent.append(httpx.Headers(headers).raw[0][1])
+        return httpx.Response(404, text="none", request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    with pytest.raises(PlanSourceError, match="404"):
+        client.load_plan("http://127.0.0.1:1/plans/x", token="schlüssel")
+    assert sent == ["Bearer schlüssel".encode()]
