@@ -26,6 +26,13 @@ _MAX_SHOWN_ERRORS: Final = 4
 # How pydantic's messages begin: "Input should", "String should", ...
 _SUBJECT: Final = re.compile(r"^[A-Z][a-z]+ should")
 
+# Fields of inference planners; a request with one was not meant for a training plan.
+_INFERENCE_FIELDS: Final = frozenset(
+    {"inference", "serving", "decode", "prefill", "mode", "isl", "osl", "ttft", "tpot", "itl"}
+    | {"input_len", "output_len", "prompt_len", "max_tokens", "max_new_tokens"}
+    | {"max_output_tokens", "kv_cache", "num_beams"}
+)
+
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 
@@ -195,6 +202,8 @@ def _sentence(path: str, error: ErrorDetails) -> str:
     if kind == "missing":
         return f"{where} is missing; add it"
     if kind == "extra_forbidden":
+        if path.rsplit(".", 1)[-1].lower() in _INFERENCE_FIELDS:
+            return f"{where}: inference is not planned for, only training; leave it out"
         return f"{where} is not a known field; remove it or check its spelling"
     message = error["msg"].removeprefix("Value error, ")
     message = _SUBJECT.sub("must", message).replace("must be a valid", "must be a")

@@ -193,7 +193,7 @@ class Layout(Document):
         shown = [(name, getattr(self, name)) for name in ("tp", "cp", "pp", "ep", "etp")]
         dp = (
             [("dp", self.dp)]
-            if self.dp_replicate == 1
+            if 1 in (self.dp_shard, self.dp_replicate)
             else [("dp_shard", self.dp_shard), ("dp_replicate", self.dp_replicate)]
         )
         parts = [f"{name}{degree}" for name, degree in [*shown, *dp] if degree > 1]

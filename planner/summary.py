@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Final
 
 from planner.plan import Plan, StageMemory
+from planner.search.explain import PART_LABELS
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
@@ -19,18 +20,6 @@ __all__ = [
     "peak_stage",
     "time_parts",
 ]
-
-_TIME_LABELS: Final = {
-    "compute_s": "compute",
-    "tp_exposed_s": "tensor parallel, exposed",
-    "cp_exposed_s": "context parallel, exposed",
-    "ep_exposed_s": "expert parallel, exposed",
-    "dp_exposed_s": "data parallel, exposed",
-    "pp_exposed_s": "pipeline sends, exposed",
-    "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
-    "host_s": "host overhead",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +71,7 @@ def time_parts(plan: Plan) -> list[Part]:
     breakdown = plan.prediction.breakdown
     total = breakdown.total_s() or 1.0
     return [
-        Part(number, _TIME_LABELS[key], seconds, seconds / total)
+        Part(number, PART_LABELS[key], seconds, seconds / total)
         for number, (key, seconds) in enumerate(breakdown.model_dump().items())
         if seconds > 0
     ]

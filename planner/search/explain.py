@@ -5,9 +5,9 @@ from typing import Final
 from planner.cost.step import Priced
 from planner.units import format_seconds
 
-__all__ = ["why_slower"]
+__all__ = ["PART_LABELS", "why_slower"]
 
-_NAMES: Final = {
+PART_LABELS: Final = {
     "compute_s": "compute",
     "tp_exposed_s": "tensor-parallel communication",
     "cp_exposed_s": "context-parallel communication",
@@ -24,7 +24,7 @@ def why_slower(priced: Priced, row: int, best: int = 0) -> str:
     """Return the two largest differences of ``row`` against ``best``, in words."""
     differences = {
         name: float(getattr(priced, part)[row] - getattr(priced, part)[best])
-        for part, name in _NAMES.items()
+        for part, name in PART_LABELS.items()
     }
     largest = sorted(differences.items(), key=lambda item: -abs(item[1]))[:2]
     said = [

@@ -99,3 +99,15 @@ def test_a_rule_across_fields_speaks_its_own_words() -> None:
             },
         )
     assert caught.value.where == "model.attention"
+
+
+@pytest.mark.parametrize("field", ["inference", "max_output_tokens", "ttft"])
+def test_inference_requests_are_refused_by_name(field: str) -> None:
+    request = {
+        "topology": "dgx-h100",
+        "model": "llama3-8b",
+        "training": {"global_batch_size": 8, "seq_len": 128},
+        field: True,
+    }
+    with pytest.raises(InvalidInputError, match=rf"{field}: inference is not planned for"):
+        validated(PlanRequest, request)
