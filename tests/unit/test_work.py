@@ -471,3 +471,30 @@ def test_gradients_travel_in_buckets() -> None:
     parameters = parameter_count(base.model)
     assert reduce.repeats[0] == -(-parameters // 40_000_000)
     assert reduce.size_bytes[0] == pytest.approx(4 * parameters / reduce.repeats[0])
+
+
+# Elements read and written per token by the forward and by the backward: a norm reads one and
+# writes one (backward 3), a residual addition 2 and 1 (3), a gated activation 2 and 1 (5); a
+# layer has two norms and two additions. Tokens are copied to the experts and back (2 + 2).
+# Logits are read in 16 bit, written in fp32 and read twice; their gradient is fp32 in, 16 bit out.
+LLAMA, MIXTRAL = ("llama3-8b", "dense"), ("mixtral-8x7b", "moe")
+ELEMENT_WISE = [
+    (LLAMA, "norms", 2 * 2 * 4096 * 2, 2 * 3 * 4096 * 2),
+    (LLAMA, "residual", 2 * 3 * 4096 * 2, 2 * 3 * 4096 * 2),
+    (LLAMA, "activation", 3 * 14336 * 2, 5 * 14336 * 2),
+    (MIXTRAL, "expert_activation", 2 * 3 * 14336 * 2, 2 * 5 * 14336 * 2),
+    (MIXTRAL, "permute", 2 * 4 * 4096 * 2, 2 * 4 * 4096 * 2),
+    (("llama3-8b", "head"), "final_norm", 2 * 4096 * 2, 3 * 4096 * 2),
+    (("llama3-8b", "head"), "loss", 128256 * (2 + 3 * 4), 128256 * (4 + 2)),
+]
+
+
+@pytest.mark.parametrize(("block", "name", "forward", "backward"), ELEMENT_WISE)
+def test_element_wise_work_is_what_is_read_and_written(
+    block: tuple[str, Any], name: str, forward: int, backward: int
+) -> None:
+    model, kind = block
+    for degrees, share in (({}, 1), ({"tp": 4, "sequence_parallel": True}, 4)):
+        work = block_work(problem(model), row(**degrees), kind)
+        assert named(work, "forward", name).num_bytes[0] == 8192 / share * forward
+        assert named(work, "backward", name).num_bytes[0] == pytest.approx(8192 / share * backward)
