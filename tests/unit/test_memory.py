@@ -210,7 +210,7 @@ LARGEST = 4096 * 128256 + 4096  # Llama-3-8B's head with its norm; larger than a
     ],
 )
 def test_units_in_use_are_whole(degrees: dict[str, Any], held: int) -> None:
-    """ZeRO-3 has two units of 16-bit weights, ZeRO-2 and 3 one of fp32 gradients (1910.02054)."""
+    """16-bit weights of the unit in use and the next (FSDP, 2304.11277); one of fp32 gradients."""
     assert memory(problem("llama3-8b"), row(**degrees)).gathered_bytes.max() == held * LARGEST
 
 
