@@ -107,7 +107,9 @@ def activation_bytes(
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
         rows = moe.top_k * outside
-        routed = rows * beta * ((3 if gated else 2) * moe.expert_hidden_size + 3 * h)
+        # input and output of the experts on all etp ranks' rows, and the copy in expert order
+        widths = (3 if gated else 2) * moe.expert_hidden_size + (2 * c.etp + 1) * h
+        routed = rows * beta * widths
         routed_out = rows * beta * moe.expert_hidden_size
     else:
         width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
@@ -147,7 +149,8 @@ def _gathered(problem: Problem, c: Candidates) -> Column:
     """
     kinds = set(layer_kinds(problem.model)) | {"embedding", "head"}
     units = [np.add(*block_share(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
-    largest, several = np.max(units, axis=0), shards(c) > 1
+    largest = np.max(units, axis=0)
+    several = (shards(c) > 1) | ((c.edp > 1) & (problem.model.experts is not None))
     weights = np.where(several & (c.zero_stage == 3), 2 * weight_bytes(problem.training), 0)
     gradients = np.where(several & (c.zero_stage >= 2), gradient_bytes(problem.training), 0)
     return largest * (weights + gradients)
@@ -188,7 +191,8 @@ def _moe_buffers(problem: Problem, c: Candidates) -> Column:
     moe = problem.model.experts
     if moe is None:
         return np.zeros(len(c))
-    rows = sharded_tokens(problem, c) * moe.top_k * np.where(c.ep > 1, 1 + c.etp, 0)
+    several = (c.ep > 1) | (c.etp > 1)
+    rows = sharded_tokens(problem, c) * moe.top_k * np.where(several, 1 + c.etp, 0)
     return rows * problem.model.hidden_size * weight_bytes(problem.training)
 
 

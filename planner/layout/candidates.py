@@ -4,7 +4,7 @@ One row and a million rows run through the same code. Fields that are a choice o
 index of the word (``RECOMPUTE_MODES``, ``SCHEDULES``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias, get_args
 
@@ -20,7 +20,6 @@ __all__ = [
     "Column",
     "concatenate",
     "distinct",
-    "on_distinct",
 ]
 
 # A column: shape [rows], or anything that broadcasts to it.
@@ -97,7 +96,11 @@ def concatenate(parts: Sequence[Candidates]) -> Candidates:
 
 
 def distinct(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, Column]:
-    """Return one row per distinct value of the columns ``names``, and each row's index in them."""
+    """Return one row per distinct value of the columns ``names``, and each row's index in them.
+
+    A term is priced on the columns it depends on and gathered: a million rows have a few hundred
+    distinct (tp, cp, ep, etp, micro-batch).
+    """
     key = np.zeros(len(candidates), dtype=np.int64)
     for name in names:
         column = np.asarray(getattr(candidates, name), dtype=np.int64)
@@ -111,18 +114,3 @@ def distinct(candidates: Candidates, names: Sequence[str]) -> tuple[Candidates, 
         key = key * span + (column - low)
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     return candidates.take(first), inverse
-
-
-def on_distinct(
-    candidates: Candidates,
-    names: Sequence[str],
-    function: Callable[[Candidates], list[Column]],
-) -> list[Column]:
-    """Return ``function(candidates)``, computed on the distinct values of the columns ``names``.
-
-    A term is priced on the columns it depends on: a million rows have a few hundred distinct
-    (tp, cp, ep, etp, micro-batch). ``function`` must read no other column; a test compares this
-    with the direct call.
-    """
-    keys, inverse = distinct(candidates, names)
-    return [np.broadcast_to(column, (len(keys),))[inverse] for column in function(keys)]

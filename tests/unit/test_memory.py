@@ -313,3 +313,21 @@ def test_a_profile_that_a_split_does_not_use_is_empty() -> None:
     assert not used.all()
     assert (total[~used] == 0).all()
     assert (total[used] > 0).all()
+
+
+def test_expert_tensor_parallelism_holds_the_rows_of_all_its_ranks() -> None:
+    """Per routed row: 3 widths of the experts / etp on etp times the rows, 2 etp + 1 of the hidden
+    size (input and output of the experts, and the copy in expert order)."""
+    base = problem("mixtral-8x7b", seq_len=4096)
+    rows = 4096 / 4 * 2
+    kept = {
+        etp: activation_bytes(base, row(tp=4, etp=etp, sequence_parallel=True), "moe")[0]
+        for etp in (1, 4)
+    }
+    assert kept[4] - kept[1] == rows * 2 * 4096 * (2 * 4 - 2 * 1)
+
+
+def test_gathering_over_etp_needs_a_buffer_without_ep_too() -> None:
+    base = problem("mixtral-8x7b", seq_len=4096)
+    one = row(tp=4, etp=4, sequence_parallel=True)
+    assert memory(base, one).moe_buffers_bytes.max() == 4096 / 4 * 2 * (1 + 4) * 4096 * 2
