@@ -203,7 +203,10 @@ def rank_work(problem: Problem, c: Candidates) -> list[Op]:
     fullest = np.argmax(of_dense + of_experts, axis=1)
     rows = np.arange(len(c))
     dense, experts = of_dense[rows, fullest], of_experts[rows, fullest]
-    ops: list[Op] = [*_reduce_dense(problem, c, dense), *_reduce_experts(problem, c, experts)]
+    ops = _data_parallel(problem, c, dense, prefix="", whole="dp_cp", shard="dp_shard_cp")
+    ops.append(_replicas(problem, c, dense))
+    if problem.model.experts is not None:
+        ops += _data_parallel(problem, c, experts, prefix="expert_", whole="edp", shard="edp")
     if problem.model.tied_embeddings:
         vocabulary = problem.model.hidden_size * problem.model.vocab_size / c.tp
         # two ranks exchanging S both ways move what one send of S moves
@@ -474,82 +477,35 @@ def _gemm_backward(op: Gemm) -> list[Op]:
 # -------------------------------------------------------------------------------- per step
 
 
-def _reduce_dense(problem: Problem, c: Candidates, params: Column) -> list[Op]:
-    """Return gradient reduction and parameter gathering of dense parameters, by ZeRO stage."""
-    training = problem.training
-    gradients, weights = gradient_bytes(training), weight_bytes(training)
-    sharded = c.zero_stage > 0
-    every, gathers, regathers = _passes(c)
-    replicas = sharded & (c.dp_replicate > 1)
-    bucketed = partial(_bucketed, problem, params)
-    return [
-        bucketed("gradient_reduce", "dp_cp", "all_reduce", gradients, ~sharded),
-        bucketed(
-            "gradient_scatter",
-            "dp_shard_cp",
-            "reduce_scatter",
-            gradients,
-            sharded * every,
-        ),
-        bucketed(
-            "gradient_replica_reduce",
-            "dp_replicate",
-            "all_reduce",
-            gradients / shards(c),
-            replicas,
-        ),
-        bucketed(
-            "parameter_gather",
-            "dp_shard_cp",
-            "all_gather",
-            weights,
-            sharded * gathers,
-        ),
-        bucketed("parameter_regather", "dp_shard_cp", "all_gather", weights, regathers),
-    ]
+def _data_parallel(
+    problem: Problem, c: Candidates, params: Column, *, prefix: str, whole: Axis, shard: Axis
+) -> list[Op]:
+    """Return gradient reduction and parameter gathering by ZeRO stage.
 
-
-def _passes(c: Candidates) -> tuple[Column, Column, Column]:
-    """Return how often per step gradients are scattered, parameters gathered and gathered again.
-
-    Once, but ZeRO-2 and 3 scatter and ZeRO-3 gathers for every micro-batch, the latter once more
-    in the backward.
+    ZeRO-0 reduces over ``whole``; from ZeRO-1 gradients are scattered and parameters gathered over
+    ``shard``: once, but ZeRO-2 and 3 scatter and ZeRO-3 gathers for every micro-batch, the latter
+    once more in the backward.
     """
-    m, once = c.num_micro_batches, np.ones_like(c.num_micro_batches)
-    return (
-        np.where(c.zero_stage >= 2, m, once),
-        np.where(c.zero_stage == 3, m, once),
-        np.where(c.zero_stage == 3, m, 0 * once),
-    )
-
-
-def _reduce_experts(problem: Problem, c: Candidates, params: Column) -> list[Op]:
-    """Return the same for expert parameters, over their own data-parallel group."""
-    if problem.model.experts is None:
-        return []
-    training = problem.training
-    gradients, weights = gradient_bytes(training), weight_bytes(training)
-    sharded = c.zero_stage > 0
-    every, gathers, regathers = _passes(c)
+    gradients, weights = gradient_bytes(problem.training), weight_bytes(problem.training)
+    zero, m = c.zero_stage, c.num_micro_batches
+    once = np.ones_like(m)
+    scatters = np.where(zero >= 2, m, once) * (zero > 0)
+    gathers = np.where(zero == 3, m, once) * (zero > 0)
     bucketed = partial(_bucketed, problem, params)
     return [
-        bucketed("expert_gradient_reduce", "edp", "all_reduce", gradients, ~sharded),
-        bucketed(
-            "expert_gradient_scatter",
-            "edp",
-            "reduce_scatter",
-            gradients,
-            sharded * every,
-        ),
-        bucketed(
-            "expert_parameter_gather",
-            "edp",
-            "all_gather",
-            weights,
-            sharded * gathers,
-        ),
-        bucketed("expert_parameter_regather", "edp", "all_gather", weights, regathers),
+        bucketed(f"{prefix}gradient_reduce", whole, "all_reduce", gradients, zero == 0),
+        bucketed(f"{prefix}gradient_scatter", shard, "reduce_scatter", gradients, scatters),
+        bucketed(f"{prefix}parameter_gather", shard, "all_gather", weights, gathers),
+        bucketed(f"{prefix}parameter_regather", shard, "all_gather", weights, m * (zero == 3)),
     ]
+
+
+def _replicas(problem: Problem, c: Candidates, params: Column) -> Op:
+    """Return the reduction of a shard's gradients over its replicas (hybrid sharding)."""
+    of_shard = gradient_bytes(problem.training) / shards(c)
+    several = (c.zero_stage > 0) & (c.dp_replicate > 1)
+    name = "gradient_replica_reduce"
+    return _bucketed(problem, params, name, "dp_replicate", "all_reduce", of_shard, several)
 
 
 def _bucketed(
