@@ -36,6 +36,8 @@ __all__ = ["app", "main"]
 
 EXIT_INFEASIBLE: Final = 1
 EXIT_BAD_INPUT: Final = 2
+# Open requests get this long when the service is told to end.
+_GRACE_S: Final = 5
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -73,6 +75,9 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the d
 
 def main() -> NoReturn:
     """Run the command line; the one place where errors become messages and exit codes."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # started with the stream closed
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for the whole run
     try:
         app()
     except InfeasiblePlanError as exc:
@@ -81,6 +86,9 @@ def main() -> NoReturn:
     except PlannerError as exc:
         _complain(exc)
         sys.exit(EXIT_BAD_INPUT)
+    except OSError as exc:  # a full disk, a closed stream
+        _say(f"cannot write: {exc.strerror or exc}")
+        os._exit(EXIT_BAD_INPUT)  # the interpreter would try to flush once more, and complain
     sys.exit(0)
 
 
@@ -348,13 +356,19 @@ def serve(
         COMMPLAN_ALLOW_INSECURE=str(int(insecure)),
     )
     config = uvicorn.Config(
-        "api.app:create_app", factory=True, host=host, port=port, server_header=False
+        "api.app:create_app",
+        factory=True,
+        host=host,
+        port=port,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
     )
     config.load()  # refuses bad settings before anything is promised
     with _listening(host, port) as listener:
         _say(_welcome(host, port, has_token=bool(os.environ.get("COMMPLAN_TOKEN"))))
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+    os._exit(0)  # a search that still runs is not waited for; what is stored is stored
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -565,7 +565,9 @@ class RankTimings(Document):
         description="compute in forward and backward: wall time less the collectives inside"
     )
     optimizer_s: tuple[Seconds, ...]
-    communication_s: tuple[Seconds, ...] = Field(description="inside collectives, waits included")
+    communication_s: tuple[Seconds, ...] = Field(
+        description="stood still in collectives, waits for other ranks included"
+    )
     collectives: tuple[CollectiveTiming, ...] = ()
 
 
@@ -616,6 +618,6 @@ class Calibration(Document):
     optimizer_scale: Rate = Field(description="measured over prior seconds of the optimizer")
     host_overhead_s: Seconds = Field(description="per step, outside compute and collectives")
     residual: float = Field(
-        ge=0, description="largest relative error of the step time on the runs it rests on"
+        ge=0, description="relative error of the step time on the runs it rests on, median"
     )
     run_hashes: tuple[str, ...]

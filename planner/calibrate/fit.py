@@ -39,6 +39,10 @@ _UNLIMITED_BYTES_PER_S: Final = 1e30
 
 # What is left of a measurement for the level it is fitted to, where other terms would take all.
 _LEAST_SHARE: Final = 0.05
+# Figures beyond these are no machine's: a slip of units, or a made-up run.
+_SCALE_RANGE: Final = (1e-2, 1e2)
+_ALPHA_RANGE_S: Final = (0.0, 1.0)
+_RATE_RANGE: Final = (1e3, 1e14)
 # A fit whose median point is off by its own size says nothing.
 _WORST_RESIDUAL: Final = 1.0
 
@@ -95,7 +99,17 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
         for one in measured
     ]
     host_s = _host_s(fitted)
-    errors = [(_predicted_s(one) + host_s) / _measured_s(one) - 1 for one in fitted]
+    errors = [abs((_predicted_s(one) + host_s) / _measured_s(one) - 1) for one in fitted]
+    residual = _median(errors)
+    for name, scale in (("compute", compute_scale), ("optimizer", optimizer_scale)):
+        _check_range(f"{name} at {scale:.3g} times its prior", scale, _SCALE_RANGE)
+    if residual > _WORST_RESIDUAL:
+        raise InvalidInputError(
+            f"the runs follow no constants: with the best ones their steps are off by "
+            f"{residual:.0%} at the median; need at most {_WORST_RESIDUAL:.0%}; check that the "
+            "collectives' seconds are those of the step",
+            where="ranks",
+        )
     fields = {
         "schema_version": 1,
         "topology": measured[0].plan.topology,
@@ -103,7 +117,7 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
         "compute_scale": compute_scale,
         "optimizer_scale": optimizer_scale,
         "host_overhead_s": host_s,
-        "residual": float(np.max(np.abs(errors))),
+        "residual": residual,
         "run_hashes": sorted({document_hash(one.run) for one in measured}),
     }
     return Calibration.model_validate({**fields, "id": document_hash(fields)})
@@ -229,6 +243,8 @@ def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelF
     bytes_per_s = 1 / s_per_byte if s_per_byte > 0 else level.bytes_per_s
     predicted_s = hops * alpha_s + transfer_s_at_one / bytes_per_s + rest_s
     residual = float(np.median(np.abs(predicted_s / measured_s - 1)))
+    _check_range(f"level {level.name!r} at {alpha_s:.3g} s a hop", alpha_s, _ALPHA_RANGE_S)
+    _check_range(f"level {level.name!r} at {bytes_per_s:.3g} bytes/s", bytes_per_s, _RATE_RANGE)
     if residual > _WORST_RESIDUAL:
         raise InvalidInputError(
             f"the {len(transfers)} timings on level {level.name!r} follow no latency and "
@@ -244,6 +260,15 @@ def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelF
         num_points=len(transfers),
         residual=residual,
     )
+
+
+def _check_range(what: str, value: float, allowed: tuple[float, float]) -> None:
+    if not allowed[0] <= value <= allowed[1]:
+        raise InvalidInputError(
+            f"the timings put {what}; possible is {allowed[0]:g} to {allowed[1]:g}; check that "
+            "they are in seconds and sizes in bytes",
+            where="ranks",
+        )
 
 
 def _coefficients(fabric: Fabric, index: int, transfer: _Transfer) -> tuple[float, float, float]:

@@ -27,7 +27,9 @@ _SECONDS_RANGE: Final = (1e-9, 1e6)
 _PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
 # Clocks of one rank read in turn may overlap by this much.
 _CLOCK_SLACK: Final = 1.01
-_LARGEST_MESSAGE_BYTES: Final = 1 << 50
+# Share of a step that compute, optimizer and collectives make up at least.
+_LEAST_EXPLAINED: Final = 0.05
+_LARGEST_MESSAGE_BYTES: Final = 1 << 36
 # A core may be faster than the one whose figures are bundled.
 _FASTER_CORE: Final = 4.0
 
@@ -91,7 +93,7 @@ def check_run(measured: Measured) -> None:
 
 
 def _check_speed(measured: Measured) -> None:
-    """Refuse a step that needs more flop/s than the devices have."""
+    """Refuse compute that needs more flop/s than the devices have."""
     problem, plan = measured.problem, measured.plan
     training = plan.training
     num_tokens = training.global_batch_size * training.seq_len
@@ -99,13 +101,14 @@ def _check_speed(measured: Measured) -> None:
     peak = problem.device.peak_flop_per_s[training.precision] * plan.layout.world_size
     if problem.fabric.cores_per_node:
         peak *= _FASTER_CORE
-    fastest = min(max(steps) for steps in zip(*(r.step_s for r in measured.run.ranks), strict=True))
+    per_step = np.array([timings.forward_backward_s for timings in measured.run.ranks])
+    fastest = float(per_step.mean(axis=0).min())
     if flop / fastest > peak:
         raise InvalidInputError(
-            f"ranks[].step_s: {fastest:g} s a step would be {flop / fastest:.3g} flop/s, but "
-            f"{plan.layout.world_size} x {problem.device.name} have {peak:.3g}; check that the run "
-            "trained the whole batch of its plan, and that times are in seconds",
-            where="ranks.step_s",
+            f"ranks[].forward_backward_s: {fastest:g} s a step would be {flop / fastest:.3g} "
+            f"flop/s, but {plan.layout.world_size} x {problem.device.name} have {peak:.3g}; check "
+            "that the run trained the whole batch of its plan, and that times are in seconds",
+            where="ranks.forward_backward_s",
         )
 
 
@@ -120,17 +123,31 @@ def _problems(timings: RankTimings, measured: Measured) -> Iterator[tuple[str, s
     if len(timings.communication_s) != num_steps:
         got = len(timings.communication_s)
         yield f"has {got} entries; need one per step, {num_steps}", "communication_s"
-    parts = zip(timings.forward_backward_s, timings.optimizer_s, timings.step_s, strict=True)
-    for number, (compute_s, optimizer_s, step_s) in enumerate(parts):
-        if compute_s + optimizer_s > step_s * _CLOCK_SLACK:
-            yield (
-                f"is {step_s:g} s, less than its parts: {compute_s:g} s of forward and backward "
-                f"and {optimizer_s:g} s of optimizer",
-                f"step_s[{number}]",
-            )
+    else:
+        yield from _parts_of_steps(timings)
     for number, timing in enumerate(timings.collectives):
         field = f"collectives[{number}]"
         yield from _timing_problems(timing, measured, field)
+
+
+def _parts_of_steps(timings: RankTimings) -> Iterator[tuple[str, str]]:
+    """Yield steps that are shorter than their parts, or hardly explained by them."""
+    parts = zip(
+        timings.forward_backward_s, timings.optimizer_s, timings.communication_s, strict=True
+    )
+    for number, (seconds, step_s) in enumerate(zip(parts, timings.step_s, strict=True)):
+        said = "{:g} s of forward and backward, {:g} s of optimizer, {:g} s blocked in collectives"
+        if sum(seconds) > step_s * _CLOCK_SLACK:
+            yield (
+                f"is {step_s:g} s, less than its parts: {said.format(*seconds)}",
+                f"step_s[{number}]",
+            )
+        elif sum(seconds) < step_s * _LEAST_EXPLAINED:
+            yield (
+                f"is {step_s:g} s, and all but nothing of it is in its parts: "
+                f"{said.format(*seconds)}; time the training step alone",
+                f"step_s[{number}]",
+            )
 
 
 def _timing_problems(

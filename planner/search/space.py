@@ -212,8 +212,8 @@ def _blocks(
                 "micro_batch_size fixed in constraints",
                 where="constraints",
             )
-        if variants:
-            yield _cross(members, variants, batch)
+        if variants and len(block := _cross(members, variants, batch)):
+            yield block
 
 
 def _cross(
@@ -317,15 +317,20 @@ def _no_batch(batch: int, degrees: set[int]) -> str:
 
 
 def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Constraints) -> str:
-    """Say why no schedule or micro-batch is left."""
-    if constraints.schedule is not None and constraints.micro_batch_size is None:
-        return (
-            f"constraints.schedule={constraints.schedule!r} fits none of the layouts left: 'none' "
-            "needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also virtual_stages >= 2"
-        )
-    batch, size = problem.training.global_batch_size, constraints.micro_batch_size
+    """Say which constraint leaves no schedule or micro-batch; the one named was tried alone."""
+    batch = problem.training.global_batch_size
     shares = sorted({batch // layout.dp for layout in layouts})
-    return (
-        f"constraints.micro_batch_size={size}: must divide the sequences of a data-parallel rank "
-        f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}"
-    )
+    reasons = {
+        "schedule": "'none' needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also "
+        "virtual_stages >= 2",
+        "sequence_parallel": "sequence parallelism needs tp >= 2",
+        "micro_batch_size": "must divide the sequences of a data-parallel rank "
+        f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}",
+    }
+    for name, reason in reasons.items():
+        value = getattr(constraints, name)
+        without = constraints.model_copy(update={name: None})
+        if value is not None and any(True for _ in _blocks(problem, layouts, without)):
+            return f"constraints.{name}={value} fits none of the layouts left: {reason}"
+    held = ", ".join(f"{name}={getattr(constraints, name)}" for name in reasons)
+    return f"no micro-batch is left under {held}; drop several of them"

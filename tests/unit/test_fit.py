@@ -210,10 +210,10 @@ def test_two_levels_are_fitted_each_from_its_own_transfers(
     ("change", "match"),
     [
         ({"step_s": (1e-6,) * 4}, "less than its parts"),
-        (
-            {"step_s": (1e-5,) * 4, "forward_backward_s": (1e-6,) * 4, "optimizer_s": (1e-6,) * 4},
-            "flop/s",
-        ),
+        ({"step_s": (9.9e5,) * 4}, "all but nothing of it"),
+        ({"communication_s": (1e3,) * 4}, "less than its parts"),
+        ({"forward_backward_s": (1e-6,) * 4, "step_s": (0.06,) * 4}, "flop/s"),
+        ({"optimizer_s": (1e-8,) * 4}, "optimizer at .* times its prior"),
         ({"communication_s": ()}, "one per step"),
     ],
 )
@@ -226,12 +226,24 @@ def test_runs_that_break_physics_are_refused(
         calibrate(plan, bad)
 
 
-def test_timings_that_follow_no_law_are_refused(plan: Plan) -> None:
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"seconds": 1e-8}, "follow no latency and bandwidth"),
+        ({"seconds": 1e5}, "possible is"),
+        ({"seconds": 1e6, "size_bytes": 1}, "possible is"),
+        ({"size_bytes": 1 << 50}, "need 1 to"),
+    ],
+)
+def test_timings_that_follow_no_law_are_refused(
+    plan: Plan, change: dict[str, Any], match: str
+) -> None:
     run = synthetic_run(plan)
 
     def absurd(timing: CollectiveTiming) -> CollectiveTiming:
-        """Return the call faster than any call can be."""
-        return timing.model_copy(update={"seconds": (1e-8,) * len(timing.seconds)})
+        size = change.get("size_bytes", timing.size_bytes)
+        seconds = (change.get("seconds", 1e-3),) * len(timing.seconds)
+        return timing.model_copy(update={"seconds": seconds, "size_bytes": size})
 
     bad = run.model_copy(
         update={
@@ -241,7 +253,7 @@ def test_timings_that_follow_no_law_are_refused(plan: Plan) -> None:
             )
         }
     )
-    with pytest.raises(InvalidInputError, match="follow no latency and bandwidth"):
+    with pytest.raises(InvalidInputError, match=match):
         calibrate(plan, bad)
 
 

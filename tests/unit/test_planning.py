@@ -127,6 +127,8 @@ def test_unknown_names_list_the_nearest() -> None:
         ({"constraints": {"tp": 8, "pp": 16, "cp": 2}}, "dropping tp or cp or pp|dropping tp"),
         ({"constraints": {"micro_batch_size": 128, "dp": 8}}, "at most 64"),
         ({"constraints": {"schedule": "none", "pp": 2}}, "'none' needs pp=1"),
+        ({"constraints": {"schedule": "none", "pp": 2, "micro_batch_size": 1}}, "needs pp=1"),
+        ({"constraints": {"tp": 1, "sequence_parallel": True}}, "needs tp >= 2"),
         (
             {"training": {"global_batch_size": 7, "seq_len": 8192}, "constraints": {"dp": 2}},
             "=6|=8",
