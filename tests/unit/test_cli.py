@@ -378,3 +378,29 @@ def test_every_command_has_help(run: Run) -> None:
         status, out, _ = run(*command, "--help")
         assert status == 0
         assert "Usage" in out
+
+
+SMALL = "plan -t dgx-h100 -n 1 -m llama3-8b -b 64 -s 4096"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_full_disk_is_one_line_and_no_verdict(options: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "planner.cli", *SMALL.split(), *options.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "commplan: cannot write: No space left on device\n"
+
+
+def test_a_closed_stdin_is_bad_input() -> None:
+    command = f"exec {sys.executable} -m planner.cli plan -r - <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "not valid JSON" in done.stderr
+    assert "Traceback" not in done.stderr
