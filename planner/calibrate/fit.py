@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from planner.calibrate.apply import fitted_fabric
 from planner.calibrate.runs import Measured, plan_candidate
 from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
@@ -28,6 +29,7 @@ from planner.plan import (
     LevelFit,
     document_hash,
 )
+from planner.topology.document import BANDWIDTH_RANGE_BYTES_PER_S, LATENCY_RANGE_S
 from planner.topology.fabric import Fabric
 
 __all__ = ["fit_calibration"]
@@ -35,14 +37,10 @@ __all__ = ["fit_calibration"]
 # A send waits for the pipeline, not for the wire.
 _NOT_TRANSFERS: Final = ("send_recv",)
 _UNLIMITED_BYTES_PER_S: Final = 1e30
-
-
 # What is left of a measurement for the level it is fitted to, where other terms would take all.
 _LEAST_SHARE: Final = 0.05
-# Figures beyond these are no machine's: a slip of units, or a made-up run.
+# A device a hundred times off its prior is a slip of units, or a made-up run.
 _SCALE_RANGE: Final = (1e-2, 1e2)
-_ALPHA_RANGE_S: Final = (0.0, 1.0)
-_RATE_RANGE: Final = (1e3, 1e14)
 # A fit whose median point is off by its own size says nothing.
 _WORST_RESIDUAL: Final = 1.0
 
@@ -75,7 +73,7 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
         measured: Runs that passed ``planner.calibrate.runs.check_run``.
 
     Raises:
-        InvalidInputError: There is no run.
+        InvalidInputError: There is no run, or no constants that a machine can have explain them.
     """
     if not measured:
         raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
@@ -180,13 +178,8 @@ def _fit_levels(measured: Sequence[Measured]) -> tuple[Fabric, list[LevelFit]]:
             by_level[_highest_level(transfer.group)].append(transfer)
     fits = []
     for index in sorted(by_level):
-        fit = _fit_level(fabric, index, by_level[index])
-        levels = list(fabric.levels)
-        levels[index] = replace(
-            levels[index], alpha_s=fit.alpha_s, bytes_per_s=fit.bytes_per_s, measured=True
-        )
-        fabric = replace(fabric, levels=tuple(levels))
-        fits.append(fit)
+        fits.append(_fit_level(fabric, index, by_level[index]))
+        fabric = fitted_fabric(fabric, fits, source="fitted to the runs")
     return fabric, fits
 
 
@@ -243,8 +236,9 @@ def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelF
     bytes_per_s = 1 / s_per_byte if s_per_byte > 0 else level.bytes_per_s
     predicted_s = hops * alpha_s + transfer_s_at_one / bytes_per_s + rest_s
     residual = float(np.median(np.abs(predicted_s / measured_s - 1)))
-    _check_range(f"level {level.name!r} at {alpha_s:.3g} s a hop", alpha_s, _ALPHA_RANGE_S)
-    _check_range(f"level {level.name!r} at {bytes_per_s:.3g} bytes/s", bytes_per_s, _RATE_RANGE)
+    _check_range(f"level {level.name!r} at {alpha_s:.3g} s a hop", alpha_s, LATENCY_RANGE_S)
+    rate = f"level {level.name!r} at {bytes_per_s:.3g} bytes/s"
+    _check_range(rate, bytes_per_s, BANDWIDTH_RANGE_BYTES_PER_S)
     if residual > _WORST_RESIDUAL:
         raise InvalidInputError(
             f"the {len(transfers)} timings on level {level.name!r} follow no latency and "

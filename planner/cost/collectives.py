@@ -4,8 +4,7 @@ Alpha-beta on the levels that a group spans. Symbols: a group of ``n`` ranks has
 inside one unit of level ``i`` (``m[-1] = 1``, the last ``= n``); level ``i`` gives every GPU
 ``B[i]`` bytes/s out of its unit below, so ``m[i-1]`` members of one unit leave it with
 ``m[i-1] * B[i]`` together. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce,
-all_to_all and send_recv, the full output of all_gather, the full input of
-reduce_scatter.
+all_to_all and send_recv, the full output of all_gather, the full input of reduce_scatter.
 
 ==================  =============================================  ==========================
 algorithm           latency                                        bytes over the slowest level
@@ -19,8 +18,8 @@ point_to_point      alpha of the highest level between neighbours  S
 ==================  =============================================  ==========================
 
 An all_reduce is two ring passes. A group of one is a ``singleton``: no call, no cost. Every call
-of more pays ``COLLECTIVE_LAUNCH_S`` once. gloo emulates reduce_scatter by all_reduce
-(pytorch#149869), so there it costs one.
+of more pays ``COLLECTIVE_LAUNCH_S``; a hierarchy is two or three calls. gloo emulates
+reduce_scatter by all_reduce (pytorch#149869), so there it costs one.
 
 What the model leaves out: protocol switches (LL, LL128), in-switch reduction, contention between
 axes. Ring and tree latencies follow NCCL's own model (src/graph/tuning.cc).
@@ -145,8 +144,7 @@ def collective_terms(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S as in the module docstring, shape [rows].
     """
-    if fabric.library == "gloo" and op == "reduce_scatter":
-        op = "all_reduce"
+    op = _runs_as(fabric, op)
     if algorithm == "hierarchical":
         latency, transfer = _hierarchical(op, fabric, group, size_bytes)
     else:
@@ -210,6 +208,11 @@ def thresholds(
                 high = middle
         closed.append(SizeThreshold(up_to_bytes=low, algorithm=algorithms[int(chosen[at])]))
     return (*closed, SizeThreshold(up_to_bytes=None, algorithm=algorithms[int(chosen[-1])]))
+
+
+def _runs_as(fabric: Fabric, op: Collective) -> Collective:
+    """Return what the library does when asked for ``op``."""
+    return "all_reduce" if fabric.library == "gloo" and op == "reduce_scatter" else op
 
 
 def _num_calls(op: Collective, algorithm: Algorithm) -> int:
@@ -277,8 +280,7 @@ def _hierarchical(
     )
     latency, transfer = _ring(op, fabric, outer, shard)
     for part in inside_ops:
-        emulated = fabric.library == "gloo" and part == "reduce_scatter"
-        more = _ring("all_reduce" if emulated else part, fabric, inner, size_bytes)
+        more = _ring(_runs_as(fabric, part), fabric, inner, size_bytes)
         latency, transfer = latency + more[0], transfer + more[1]
     return latency, transfer
 

@@ -21,6 +21,8 @@ from planner.errors import InvalidInputError
 from planner.plan import Document
 
 __all__ = [
+    "BANDWIDTH_RANGE_BYTES_PER_S",
+    "LATENCY_RANGE_S",
     "Component",
     "ComponentKind",
     "DeviceFigures",
@@ -44,8 +46,8 @@ Source = Annotated[str, Field(min_length=1, max_length=1000, description="where 
 
 # What a figure may be. Wider than any machine: refused is only what must be a slip of the pen
 # (bits for bytes, GB/s for B/s, ms for s).
-_BANDWIDTH_RANGE_BYTES_PER_S: Final = (1e3, 1e14)
-_LATENCY_RANGE_S: Final = (0.0, 1.0)
+BANDWIDTH_RANGE_BYTES_PER_S: Final = (1e3, 1e14)
+LATENCY_RANGE_S: Final = (0.0, 1.0)
 _OVERSUBSCRIPTION_RANGE: Final = (1.0, 1000.0)
 _MEMORY_RANGE_BYTES: Final = (1e6, 1e14)
 _FLOP_RANGE_PER_S: Final = (1e6, 1e18)
@@ -347,15 +349,15 @@ def _figures(document: TopologyDocument) -> Iterator[tuple[str, float, tuple[flo
         carriers.append(("nvlink_domain", document.nvlink_domain))
     for carrier, value in carriers:
         bandwidth = value.bandwidth_bytes_per_s
-        yield f"{carrier} has bandwidth_bytes_per_s", bandwidth, _BANDWIDTH_RANGE_BYTES_PER_S
-        yield f"{carrier} has latency_s", value.latency_s, _LATENCY_RANGE_S
+        yield f"{carrier} has bandwidth_bytes_per_s", bandwidth, BANDWIDTH_RANGE_BYTES_PER_S
+        yield f"{carrier} has latency_s", value.latency_s, LATENCY_RANGE_S
     if (net := document.network) is not None:
         bandwidth = net.nic_bandwidth_bytes_per_s
-        yield "network has nic_bandwidth_bytes_per_s", bandwidth, _BANDWIDTH_RANGE_BYTES_PER_S
-        yield "network has nic_latency_s", net.nic_latency_s, _LATENCY_RANGE_S
+        yield "network has nic_bandwidth_bytes_per_s", bandwidth, BANDWIDTH_RANGE_BYTES_PER_S
+        yield "network has nic_latency_s", net.nic_latency_s, LATENCY_RANGE_S
         for tier in net.tiers:
             oversubscription = tier.oversubscription
-            yield f"tier {tier.name} has latency_s", tier.latency_s, _LATENCY_RANGE_S
+            yield f"tier {tier.name} has latency_s", tier.latency_s, LATENCY_RANGE_S
             yield (
                 f"tier {tier.name} has oversubscription",
                 oversubscription,
@@ -364,7 +366,7 @@ def _figures(document: TopologyDocument) -> Iterator[tuple[str, float, tuple[flo
     if isinstance(document.device, DeviceFigures):
         yield "device has memory_bytes", document.device.memory_bytes, _MEMORY_RANGE_BYTES
         bandwidth = document.device.memory_bytes_per_s
-        yield "device has memory_bytes_per_s", bandwidth, _BANDWIDTH_RANGE_BYTES_PER_S
+        yield "device has memory_bytes_per_s", bandwidth, BANDWIDTH_RANGE_BYTES_PER_S
         for precision, peak in document.device.peak_flop_per_s.items():
             yield f"device has peak_flop_per_s[{precision}]", peak, _FLOP_RANGE_PER_S
 
