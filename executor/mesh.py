@@ -30,23 +30,28 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class SplitGroup:
-    """One axis split by unit: ``inside`` my unit, and ``across`` units at my position inside.
+    """One axis split by unit of the innermost fabric level (``RankRule.unit_of``).
 
-    A unit is one of the innermost fabric level, ``RankRule.ranks_per_unit`` consecutive ranks.
+    Attributes:
+        inside: The group's ranks on this rank's unit.
+        across: One rank of every unit: those at this rank's position inside, if units hold
+            equally many of the group; else the first of each, and the others are alone.
+        is_even: Units hold equally many.
     """
 
     inside: RankGroup
     across: RankGroup
+    is_even: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """This rank's groups. ``split_dp_cp`` is None unless the plan reduces hierarchically."""
+    """This rank's groups; ``splits`` has the axes that the plan reduces hierarchically."""
 
     rank: int
     coordinates: dict[Axis, int]
     groups: dict[Axis, RankGroup]
-    split_dp_cp: SplitGroup | None
+    splits: dict[Axis, SplitGroup]
 
 
 def build_mesh(plan: Plan, *, rank: int, timeout: timedelta) -> Mesh:
@@ -58,19 +63,19 @@ def build_mesh(plan: Plan, *, rank: int, timeout: timedelta) -> Mesh:
     """
     builder = _Builder(rank, timeout)
     groups = {axis: builder.mine(plan.groups(axis)) for axis in AXES}
-    return Mesh(
-        rank=rank,
-        coordinates=plan.coordinates(rank),
-        groups=groups,
-        split_dp_cp=_split_by_unit(plan, builder) if _reduces_hierarchically(plan) else None,
-    )
+    splits = {
+        axis: _split_by_unit(plan, axis, builder)
+        for axis in AXES
+        if _is_hierarchical(plan, axis) and groups[axis].size > 1
+    }
+    return Mesh(rank=rank, coordinates=plan.coordinates(rank), groups=groups, splits=splits)
 
 
 class _Builder:
     """Creates each group of ranks once."""
 
     def __init__(self, rank: int, timeout: timedelta) -> None:
-        self._rank = rank
+        self.rank = rank
         self._timeout = timeout
         self._known: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
@@ -80,9 +85,9 @@ class _Builder:
         for ranks in all_groups:
             if ranks not in self._known:
                 self._known[ranks] = self._create(ranks)
-            if self._rank in ranks:
-                found = RankGroup(ranks, ranks.index(self._rank), self._known[ranks])
-        assert found is not None, f"rank {self._rank} is in no group of {list(all_groups)}"
+            if self.rank in ranks:
+                found = RankGroup(ranks, ranks.index(self.rank), self._known[ranks])
+        assert found is not None, f"rank {self.rank} is in no group of {list(all_groups)}"
         return found
 
     def _create(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
@@ -92,22 +97,28 @@ class _Builder:
         return created if isinstance(created, dist.ProcessGroup) else None
 
 
-def _reduces_hierarchically(plan: Plan) -> bool:
+def _is_hierarchical(plan: Plan, axis: Axis) -> bool:
     return any(
-        (choice.axis, choice.op) == ("dp_cp", "all_reduce")
+        choice.axis == axis
         and "hierarchical" in {choice.algorithm, *(t.algorithm for t in choice.thresholds)}
         for choice in plan.collectives
     )
 
 
-def _split_by_unit(plan: Plan, builder: _Builder) -> SplitGroup:
-    """Split the dp_cp groups by unit; ``executor.checks`` has seen that units hold equally many."""
+def _split_by_unit(plan: Plan, axis: Axis, builder: _Builder) -> SplitGroup:
     inside: list[tuple[int, ...]] = []
     across: list[tuple[int, ...]] = []
-    for ranks in plan.groups("dp_cp"):
+    is_even = True
+    for ranks in plan.groups(axis):
         units: dict[int, list[int]] = {}
         for rank in ranks:
-            units.setdefault(rank // plan.ranks.ranks_per_unit, []).append(rank)
+            units.setdefault(plan.ranks.unit_of(rank), []).append(rank)
         inside += [tuple(members) for members in units.values()]
-        across += list(zip(*units.values(), strict=True))
-    return SplitGroup(inside=builder.mine(inside), across=builder.mine(across))
+        if len({len(members) for members in units.values()}) == 1:
+            across += list(zip(*units.values(), strict=True))
+            continue
+        across.append(tuple(members[0] for members in units.values()))
+        across += [(rank,) for members in units.values() for rank in members[1:]]
+        if builder.rank in ranks:
+            is_even = False
+    return SplitGroup(builder.mine(inside), builder.mine(across), is_even)

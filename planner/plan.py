@@ -27,7 +27,9 @@ __all__ = [
     "Collective",
     "CollectiveChoice",
     "CollectiveTiming",
+    "ContextExchange",
     "Document",
+    "ExpertCapacity",
     "Framework",
     "Interval",
     "Layout",
@@ -77,13 +79,23 @@ Axis = Literal[
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 
 Collective = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "scatter",
+    "send_recv",
 ]
 Algorithm = Literal[
     "singleton", "ring", "tree", "hierarchical", "direct", "pairwise", "point_to_point"
 ]
 ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeMode = Literal["none", "selective", "full"]
+# How attention gets the keys and values of other context-parallel ranks: passed around in a ring
+# beside the compute, or gathered before it.
+ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
 # backward = gradients of the inputs; "step" ops happen once per optimizer step.
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
@@ -115,6 +127,22 @@ def document_hash(value: BaseModel | dict[str, Any]) -> str:
 # ---------------------------------------------------------------- what is trained, and how
 
 
+class ExpertCapacity(Document):
+    """How many tokens an expert takes of one rank's micro-batch; the others skip it.
+
+    Every expert then receives exactly that many rows, padded with zeros, and no counts are
+    exchanged. It changes the mathematics, so it is asked for and never planned.
+    """
+
+    factor: float = Field(gt=0, le=1024, allow_inf_nan=False, description="1 = balanced routing")
+    convention: Literal["deepspeed", "megatron", "tutel", "floor"] = "megatron"
+    min_capacity: int = Field(default=0, ge=0, le=1 << 31)
+    alignment: int = Field(default=1, ge=1, le=1 << 20, description="rounded up to a multiple")
+    drop: Literal["probability", "position"] = Field(
+        default="probability", description="which tokens stay: the likeliest, or the first"
+    )
+
+
 class TrainingSpec(Document):
     """One optimizer step: how many sequences, how long, in which numbers."""
 
@@ -124,6 +152,9 @@ class TrainingSpec(Document):
     optimizer: Literal["adamw", "sgd"] = "adamw"
     main_grads: Literal["fp32", "same"] = Field(
         default="fp32", description="dtype gradients are accumulated in; same = as computed"
+    )
+    expert_capacity: ExpertCapacity | None = Field(
+        default=None, description="of a model with experts; null = dropless"
     )
 
 
@@ -216,6 +247,22 @@ class RankRule(Document):
         default=None, description="node of the i-th block of ranks; null = as listed"
     )
     left_out_gpus: tuple[int, ...] = ()
+    units: tuple[tuple[int, ...], ...] | None = Field(
+        default=None,
+        description="ranks of each unit; null = blocks of ranks_per_unit consecutive ranks",
+    )
+
+    def unit_of(self, rank: int) -> int:
+        """Return the number of the unit that ``rank`` lies on.
+
+        >>> RankRule(ranks_per_node=4, ranks_per_unit=4).unit_of(5)
+        1
+        >>> RankRule(ranks_per_node=4, ranks_per_unit=4, units=((0, 2), (1, 3))).unit_of(2)
+        0
+        """
+        if self.units is None:
+            return rank // self.ranks_per_unit
+        return next(number for number, ranks in enumerate(self.units) if rank in ranks)
 
 
 class BatchSplit(Document):
@@ -244,10 +291,15 @@ class Pipeline(Document):
 
 
 class Sharding(Document):
-    """What data-parallel ranks share out: 1 optimizer, 2 and gradients, 3 and parameters."""
+    """What ranks of a replica share out, and when they exchange it."""
 
-    zero_stage: int = Field(ge=0, le=3)
+    zero_stage: int = Field(
+        ge=0,
+        le=3,
+        description="data-parallel ranks share out: 1 optimizer, 2 and gradients, 3 and parameters",
+    )
     sequence_parallel: bool
+    context_exchange: ContextExchange = "ring"
     overlap_gradient_reduce: bool
     overlap_parameter_gather: bool
     gradient_bucket_bytes: int = Field(
@@ -457,6 +509,13 @@ class Plan(Document):
                 f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; "
                 f"need each of the {self.model.num_layers} layers exactly once, in model order"
             )
+        if self.ranks.units is not None:
+            placed = sorted(rank for unit in self.ranks.units for rank in unit)
+            if placed != list(range(self.layout.world_size)):
+                raise ValueError(
+                    f"ranks.units hold the ranks {placed[:8]}...; need each of "
+                    f"0..{self.layout.world_size - 1} exactly once"
+                )
         return self
 
     def coordinates(self, rank: int) -> dict[Axis, int]:

@@ -4,9 +4,11 @@ from typing import Any
 
 from planner.plan import (
     Algorithm,
+    Axis,
     BatchSplit,
     Breakdown,
     CollectiveChoice,
+    ContextExchange,
     Interval,
     Layout,
     MemoryParts,
@@ -37,30 +39,33 @@ TINY = ModelSummary(
 )
 
 
-def stages_of(pp: int, num_layers: int, layers: tuple[int, ...] | None = None) -> tuple[Stage, ...]:
-    """Return ``pp`` stages with ``layers`` layers each, or as even as possible."""
+def stages_of(
+    pp: int, num_layers: int, layers: tuple[int, ...] | None = None, virtual_stages: int = 1
+) -> tuple[Stage, ...]:
+    """Return ``pp * virtual_stages`` stages with ``layers`` layers each, or as even as possible."""
+    stages = pp * virtual_stages
     counts = layers or tuple(
-        num_layers // pp + (1 if rank < num_layers % pp else 0) for rank in range(pp)
+        num_layers // stages + (1 if stage < num_layers % stages else 0) for stage in range(stages)
     )
     return tuple(
         Stage(
-            pp_rank=rank,
-            chunk=0,
-            first_layer=sum(counts[:rank]),
+            pp_rank=stage % pp,
+            chunk=stage // pp,
+            first_layer=sum(counts[:stage]),
             num_layers=count,
-            embedding=rank == 0,
-            head=rank == pp - 1,
+            embedding=stage == 0,
+            head=stage == stages - 1,
         )
-        for rank, count in enumerate(counts)
+        for stage, count in enumerate(counts)
     )
 
 
-def all_reduce_choice(layout: Layout, algorithm: Algorithm) -> CollectiveChoice:
+def all_reduce_choice(layout: Layout, axis: Axis, algorithm: Algorithm) -> CollectiveChoice:
     """Return the choice of one algorithm for gradients of every size."""
     return CollectiveChoice(
-        axis="dp_cp",
+        axis=axis,
         op="all_reduce",
-        group_size=layout.degree("dp_cp"),
+        group_size=layout.degree(axis),
         size_bytes=1 << 20,
         algorithm=algorithm,
         predicted_s=0.01,
@@ -74,7 +79,13 @@ def make_plan(
     *,
     tp: int = 1,
     pp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
     dp: int = 1,
+    dp_shard: int = 1,
+    virtual_stages: int = 1,
+    zero_stage: int = 0,
+    context_exchange: ContextExchange = "ring",
     model: ModelSummary = TINY,
     schedule: ScheduleName | None = None,
     layers: tuple[int, ...] | None = None,
@@ -85,6 +96,7 @@ def make_plan(
     optimizer: str = "adamw",
     ranks_per_node: int = 4,
     ranks_per_unit: int | None = None,
+    units: tuple[tuple[int, ...], ...] | None = None,
     gradient_algorithm: Algorithm = "ring",
     bucket_bytes: int = 100_000,
     probes: tuple[Probe, ...] = (),
@@ -92,9 +104,19 @@ def make_plan(
 ) -> Plan:
     """Return a plan for one layout; ``changes`` replace whole fields of the plan.
 
-    The innermost fabric unit is the emulated host unless ``ranks_per_unit`` says otherwise.
+    ``dp`` counts replicas, ``dp_shard`` of them share out states. Tensor parallelism is always
+    sequence parallel. The innermost fabric unit is the emulated host unless ``ranks_per_unit`` or
+    ``units`` say otherwise.
     """
-    layout = Layout(tp=tp, pp=pp, dp_replicate=dp)
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp_shard=dp_shard,
+        dp_replicate=dp // dp_shard,
+        virtual_stages=virtual_stages,
+    )
     parts = MemoryParts(**dict.fromkeys(MemoryParts.model_fields, 0))
     fields: dict[str, Any] = {
         "id": f"test-tp{tp}-pp{pp}-dp{dp}",
@@ -111,25 +133,31 @@ def make_plan(
         ),
         "layout": layout,
         "ranks": RankRule(
-            ranks_per_node=ranks_per_node, ranks_per_unit=ranks_per_unit or ranks_per_node
+            ranks_per_node=ranks_per_node,
+            ranks_per_unit=ranks_per_unit or ranks_per_node,
+            units=units,
         ),
         "batch": BatchSplit(
             micro_batch_size=micro_batch_size,
             num_micro_batches=global_batch_size // (micro_batch_size * dp),
         ),
         "pipeline": Pipeline(
-            schedule=schedule or ("none" if pp == 1 else "1f1b"),
-            stages=stages_of(pp, model.num_layers, layers),
+            schedule=schedule or _usual_schedule(pp, virtual_stages),
+            stages=stages_of(pp, model.num_layers, layers, virtual_stages),
         ),
         "sharding": Sharding(
-            zero_stage=0,
-            sequence_parallel=False,
+            zero_stage=zero_stage,
+            sequence_parallel=tp > 1,
+            context_exchange=context_exchange,
             overlap_gradient_reduce=False,
             overlap_parameter_gather=False,
             gradient_bucket_bytes=bucket_bytes,
         ),
         "recompute": "none",
-        "collectives": (all_reduce_choice(layout, gradient_algorithm),),
+        "collectives": (
+            all_reduce_choice(layout, "dp_cp", gradient_algorithm),
+            all_reduce_choice(layout, "edp", gradient_algorithm),
+        ),
         "prediction": _some_prediction(),
         "memory": tuple(
             StageMemory(pp_rank=rank, parts=parts, total_bytes=0, capacity_bytes=1)
@@ -150,6 +178,12 @@ def make_plan(
         ),
     }
     return Plan(**(fields | changes))
+
+
+def _usual_schedule(pp: int, virtual_stages: int) -> ScheduleName:
+    if pp == 1:
+        return "none"
+    return "1f1b" if virtual_stages == 1 else "interleaved_1f1b"
 
 
 def _some_prediction() -> Prediction:
