@@ -14,7 +14,7 @@ import argparse
 import json
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ TEXT = HERE / "text" / "alice.txt"
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The fields of a Hugging Face Llama ``config.json`` that this model reads."""
+    """The fields of a Hugging Face Llama or Mixtral ``config.json`` that this model reads."""
 
     vocab_size: int
     hidden_size: int
@@ -47,12 +47,16 @@ class GPTConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    tie_word_embeddings: bool = False
+    num_local_experts: int = 0
+    num_experts_per_tok: int = 2
+    shared_expert_intermediate_size: int = 0
 
     @classmethod
     def from_file(cls, path: Path) -> "GPTConfig":
         """Return the config in a JSON file; fields this model does not read are left out."""
-        fields = json.loads(path.read_text())
-        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+        found = json.loads(path.read_text())
+        return cls(**{f.name: found[f.name] for f in fields(cls) if f.name in found})
 
 
 class Rotary(nn.Module):
@@ -69,12 +73,17 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Turn each pair of ``x`` [B, N, S, D] by its position's angle."""
-        length = x.shape[-2]
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Turn each pair of ``x`` [B, N, S, D] by the angle of its position, one of [S]."""
         low, high = x.chunk(2, dim=-1)
         turned = torch.cat((-high, low), dim=-1)
-        return x * self.cos[:length] + turned * self.sin[:length]
+        cos, sin = self.cos[positions].to(x.dtype), self.sin[positions].to(x.dtype)
+        return x * cos + turned * sin
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return what each position gathers from itself and those before, [B, N, S, D]."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 class Attention(nn.Module):
@@ -83,6 +92,7 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.core = causal_attention
         width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
@@ -91,30 +101,85 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
         self.rotary = Rotary(config)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what each position gathers from itself and those before, [B, S, H]."""
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Take the hidden states of ``positions`` [S], return [B, S, H]."""
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = functional.scaled_dot_product_attention(
-            self.rotary(q), self.rotary(k), v, is_causal=True, enable_gqa=True
-        )
+        out = self.core(self.rotary(q, positions), self.rotary(k, positions), v)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [B, S, H]."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Router(nn.Module):
+    """The likeliest experts of each token, and their weights, which add up to 1."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.top_k = config.num_experts_per_tok
+        self.weight = nn.Parameter(torch.empty(config.num_local_experts, config.hidden_size))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take tokens [T, H], return weights and experts, [T, top_k] each."""
+        weights, experts = functional.linear(x, self.weight).softmax(-1).topk(self.top_k)
+        return weights / weights.sum(-1, keepdim=True), experts
+
+
+class Experts(nn.Module):
+    """SwiGLU experts, their weights in two tensors, as in Hugging Face's Mixtral."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        number, hidden, width = (
+            config.num_local_experts,
+            config.hidden_size,
+            config.intermediate_size,
+        )
+        self.gate_up_proj = nn.Parameter(torch.empty(number, 2 * width, hidden))
+        self.down_proj = nn.Parameter(torch.empty(number, hidden, width))
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return what one expert makes of its tokens [T, H]."""
+        gate, up = functional.linear(x, self.gate_up_proj[expert]).chunk(2, dim=-1)
+        return functional.linear(self.act_fn(gate) * up, self.down_proj[expert])
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token goes through its likeliest experts and, if there is one, the shared expert."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.gate = Router(config)
+        self.experts = Experts(config)
+        shared = config.shared_expert_intermediate_size
+        self.shared_expert = FeedForward(config.hidden_size, shared) if shared else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [B, S, H]."""
+        tokens = x.flatten(0, 1)
+        weights, experts = self.gate(tokens)
+        out = torch.zeros_like(tokens)
+        for expert in range(len(self.experts.down_proj)):
+            token, slot = torch.where(experts == expert)
+            found = self.experts(tokens[token], expert) * weights[token, slot].unsqueeze(-1)
+            out = out.index_add(0, token, found)
+        out = out.view_as(x)
+        return out if self.shared_expert is None else out + self.shared_expert(x)
 
 
 class DecoderLayer(nn.Module):
@@ -125,16 +190,20 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = (
+            MixtureOfExperts(config)
+            if config.num_local_experts
+            else FeedForward(config.hidden_size, config.intermediate_size)
+        )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the hidden states after this layer, [B, S, H]."""
-        x = x + self.self_attn(self.input_layernorm(x))
+        x = x + self.self_attn(self.input_layernorm(x), positions)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class GPT(nn.Module):
-    """Tokens [B, S] to logits [B, S, vocabulary]; a part that is None lies on another rank."""
+    """Tokens [B, S] to logits [B, S, vocabulary]."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -142,19 +211,19 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=0.02)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take tokens or, without the embedding, hidden states; return logits or hidden states."""
-        if self.embed_tokens is not None:
-            x = self.embed_tokens(x)
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the token after each."""
+        positions = torch.arange(tokens.shape[-1])
+        x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x)
-        if self.lm_head is not None:
-            x = self.lm_head(self.norm(x))
-        return x
+            x = layer(x, positions)
+        return self.lm_head(self.norm(x))
 
 
 # ----------------------------------------------------------------------------- the data
@@ -193,7 +262,7 @@ def main() -> None:
         executor.together(job, lambda: check_length(plan, config))
         torch.manual_seed(options.seed)
         model = GPT(config)
-        trainer = executor.apply_plan(job, plan, model, learning_rate=options.learning_rate)
+        trainer = executor.apply(plan, model, job=job, learning_rate=options.learning_rate)
         run = train(job, trainer, Book(options.text, plan, options.seed), options)
         if run is not None:
             report(run, options, token)

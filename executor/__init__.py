@@ -7,10 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executor.apply import StepResult, Trainer, apply_plan
     from executor.checks import check_plan
     from executor.client import load_plan, post_run, save_run
-    from executor.decoder import DecoderNames, check_model
+    from executor.decoder import DecoderFamily, check_model
     from executor.errors import (
         ExecutorError,
         LostPeerError,
@@ -18,11 +17,12 @@ if TYPE_CHECKING:
         PlanSourceError,
         UnsupportedPlanError,
     )
-    from executor.job import Job, agree_on_plan, join, together
+    from executor.job import Job, agree_on_plan, current_job, join, together
     from executor.measure import calibration_run, run_probes, timed_step
+    from executor.trainer import StepResult, Trainer, apply
 
 __all__ = [
-    "DecoderNames",
+    "DecoderFamily",
     "ExecutorError",
     "Job",
     "LostPeerError",
@@ -32,10 +32,11 @@ __all__ = [
     "Trainer",
     "UnsupportedPlanError",
     "agree_on_plan",
-    "apply_plan",
+    "apply",
     "calibration_run",
     "check_model",
     "check_plan",
+    "current_job",
     "join",
     "load_plan",
     "post_run",
@@ -46,10 +47,9 @@ __all__ = [
 ]
 
 _NAMES_OF = {
-    "apply": ("StepResult", "Trainer", "apply_plan"),
     "checks": ("check_plan",),
     "client": ("load_plan", "post_run", "save_run"),
-    "decoder": ("DecoderNames", "check_model"),
+    "decoder": ("DecoderFamily", "check_model"),
     "errors": (
         "ExecutorError",
         "LostPeerError",
@@ -57,8 +57,9 @@ _NAMES_OF = {
         "PlanSourceError",
         "UnsupportedPlanError",
     ),
-    "job": ("Job", "agree_on_plan", "join", "together"),
+    "job": ("Job", "agree_on_plan", "current_job", "join", "together"),
     "measure": ("calibration_run", "run_probes", "timed_step"),
+    "trainer": ("StepResult", "Trainer", "apply"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -1,14 +1,19 @@
 """Which plans this executor can run: one list of what it cannot honour, each by name."""
 
-from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
-from planner.plan import Algorithm, CollectiveChoice, Plan
+from planner.plan import Algorithm, Collective, CollectiveChoice, Plan
 
 __all__ = ["check_plan", "unsupported_fields"]
 
-_LIBRARY: frozenset[Algorithm] = frozenset({"singleton", "ring", "tree"})
+_LIBRARY: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
+_KNOWN: Final[dict[Collective, frozenset[Algorithm]]] = {
+    "send_recv": frozenset({"point_to_point"}),
+    "all_to_all": frozenset({"singleton", "direct", "pairwise"}),
+}
+_HIERARCHICAL: Final = ("dp_cp", "edp")
 
 
 def check_plan(plan: Plan, *, world_size: int) -> None:
@@ -38,14 +43,22 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
     layout, sharding = plan.layout, plan.sharding
     if plan.framework != "executor":
         yield f"framework={plan.framework!r}"
-    for axis in ("cp", "ep", "etp", "dp_shard", "virtual_stages"):
-        if getattr(layout, axis) > 1:
-            yield f"layout.{axis}={getattr(layout, axis)}"
-    if sharding.zero_stage:
-        yield f"sharding.zero_stage={sharding.zero_stage}"
-    for flag in ("sequence_parallel", "overlap_gradient_reduce", "overlap_parameter_gather"):
+    if layout.etp > 1:
+        yield f"layout.etp={layout.etp}"
+    if sharding.zero_stage == 2:
+        yield "sharding.zero_stage=2"
+    if sharding.zero_stage == 0 and layout.dp_shard > 1:
+        yield f"layout.dp_shard={layout.dp_shard} with sharding.zero_stage=0"
+    if sharding.zero_stage == 3 and layout.degree("dp_shard_cp") == 1:
+        yield "sharding.zero_stage=3 with one rank to share with (dp_shard * cp = 1)"
+    if layout.tp > 1 and not sharding.sequence_parallel:
+        yield f"layout.tp={layout.tp} with sharding.sequence_parallel=false"
+    if sharding.sequence_parallel and layout.tp == 1:
+        yield "sharding.sequence_parallel=true with layout.tp=1"
+    for flag in ("overlap_gradient_reduce", "overlap_parameter_gather"):
         if getattr(sharding, flag):
             yield f"sharding.{flag}=true"
+    yield from _unsupported_sequence(plan)
     if plan.recompute == "selective":
         yield "recompute='selective'"
     if plan.training.precision in ("fp8", "fp16"):
@@ -59,50 +72,39 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
         yield from _unsupported_choice(plan, choice)
 
 
+def _unsupported_sequence(plan: Plan) -> Iterator[str]:
+    """Yield why the sequence cannot be cut: two chunks per cp rank, each part over tp."""
+    tp, cp, seq_len = plan.layout.tp, plan.layout.cp, plan.training.seq_len
+    if cp > 1 and seq_len % (2 * cp):
+        yield f"training.seq_len={seq_len} with cp={cp} (need a multiple of {2 * cp})"
+    elif seq_len % (cp * tp):
+        yield f"training.seq_len={seq_len} with tp*cp={tp * cp} (need a multiple of it)"
+
+
 def _unsupported_pipeline(plan: Plan) -> Iterator[str]:
     pp, pipeline = plan.layout.pp, plan.pipeline
-    expected = {"none"} if pp == 1 else {"gpipe", "1f1b"}
+    v = plan.layout.virtual_stages
+    expected = {"none"} if pp == 1 else ({"gpipe", "1f1b"} if v == 1 else {"interleaved_1f1b"})
     if pipeline.schedule not in expected:
-        yield f"pipeline.schedule={pipeline.schedule!r} with pp={pp}"
-    stages = [(s.pp_rank, s.embedding, s.head) for s in pipeline.stages]
-    if stages != [(rank, rank == 0, rank == pp - 1) for rank in range(pp)]:
-        yield f"pipeline.stages (need {pp}, the embedding on the first and the head on the last)"
+        yield f"pipeline.schedule={pipeline.schedule!r} with pp={pp}, virtual_stages={v}"
+    stages = [(s.pp_rank, s.chunk, s.embedding, s.head) for s in pipeline.stages]
+    last = pp * v - 1
+    if stages != [(n % pp, n // pp, n == 0, n == last) for n in range(pp * v)]:
+        yield (
+            f"pipeline.stages (need {pp * v}, in turn on the pp ranks, the embedding on the first "
+            "and the head on the last)"
+        )
     if pp > 1 and any(stage.num_layers == 0 for stage in pipeline.stages):
         yield "pipeline.stages with no layer"
-    if pipeline.schedule == "1f1b" and plan.batch.num_micro_batches < pp:
-        # torch 2.13 Schedule1F1B raises on this.
-        yield f"batch.num_micro_batches={plan.batch.num_micro_batches} below pp={pp} with 1f1b"
 
 
 def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     """Yield the algorithms of a choice that nothing here implements on that axis."""
     if plan.layout.degree(choice.axis) == 1:
         return
-    known = set(_LIBRARY)
-    if (choice.axis, choice.op) == ("dp_cp", "all_reduce"):
+    known = set(_KNOWN.get(choice.op, _LIBRARY))
+    if choice.op == "all_reduce" and choice.axis in _HIERARCHICAL:
         known.add("hierarchical")
-    if choice.op == "send_recv":
-        known = {"point_to_point"}
     asked = {choice.algorithm, *(threshold.algorithm for threshold in choice.thresholds)}
     for algorithm in sorted(asked - known):
         yield f"collectives: {algorithm} for {choice.op} on {choice.axis}"
-    if "hierarchical" in asked & known:
-        yield from _uneven_units(plan)
-
-
-def _uneven_units(plan: Plan) -> Iterator[str]:
-    """Yield the first dp_cp group whose members the units of the fabric share unevenly."""
-    per_unit = plan.ranks.ranks_per_unit
-    for ranks in plan.groups("dp_cp"):
-        members = Counter(rank // per_unit for rank in ranks)
-        if len(set(members.values())) > 1:
-            yield (
-                f"collectives: hierarchical for all_reduce on dp_cp with "
-                f"ranks.ranks_per_unit={per_unit}, which puts {list(members.values())} ranks of "
-                f"the group {_shown(ranks)} on its units (need equally many on each)"
-            )
-            return
-
-
-def _shown(ranks: tuple[int, ...]) -> str:
-    return str(list(ranks)) if len(ranks) <= 8 else f"{list(ranks[:8])}... of {len(ranks)}"

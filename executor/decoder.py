@@ -1,87 +1,309 @@
-"""What the executor expects of a module it cuts up: where the parts of a decoder are."""
+"""Which decoders the executor can cut up, and how it runs what is left of them on a rank.
 
+A family says where the parts of a decoder are and how one of its layers is called; ``Decoder``
+is the part of a model that one pipeline stage holds. Modules of no known family are refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import nn
 
 from executor.errors import PlanMismatchError
-from planner.plan import ModelSummary
+from planner.plan import ModelSummary, Stage
 
-if TYPE_CHECKING:
-    from torch import nn
+__all__ = [
+    "FAMILIES",
+    "AttentionCore",
+    "Decoder",
+    "DecoderFamily",
+    "Head",
+    "check_model",
+    "family_of",
+    "has_experts",
+]
 
-__all__ = ["DecoderNames", "check_model"]
+# (queries [B, N, S, D], keys [B, N_kv, S, D], values [B, N_kv, S, D]) -> [B, N, S, D], causal
+AttentionCore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderNames:
-    """Names inside a decoder; the defaults are those of Hugging Face's Llama.
+class DecoderFamily:
+    """Names inside a decoder, and what its layers take.
 
-    The module's ``forward`` takes tokens [batch, sequence] and returns logits [batch, sequence,
-    vocabulary]. A part that is None belongs to another pipeline rank: without the embedding it
-    takes hidden states [batch, sequence, hidden], without norm and head it returns them. A block
-    takes its input as the one positional argument and derives its number of heads from the width
-    it finds, so that it also works on a tensor-parallel shard.
+    A layer is ``x + attention(norm(x))`` and then ``x + feed_forward(norm(x))``. The number of
+    heads follows from the width of the projections, so that a layer also works on a shard of
+    them. A feed-forward with experts has the parts of Hugging Face's ``MixtralSparseMoeBlock``:
+    ``gate`` with ``weight`` and ``top_k``, ``experts`` with ``gate_up_proj`` and ``down_proj``.
 
     Attributes:
         embedding: ``nn.Embedding``.
         layers: ``nn.ModuleList`` of decoder layers.
         norm: Norm before the head.
         head: ``nn.Linear`` to the vocabulary.
-        blocks: In a layer: modules whose input all column-parallel weights share.
-        columns: In a layer: weights split by output.
-        rows: In a layer: weights split by input; each ends in one all_reduce.
+        run_layer: ``(layer, hidden [B, S, h], positions [S], shared) -> hidden``.
+        set_attention: ``(layer, core)``: make the layer compute attention with ``core``.
+        share: ``(model) -> shared``: what all layers use together, such as the rotary embedding.
+        differences: ``(model) -> reasons`` why the executor would not train what it computes.
+        input_norms: In a layer: norms before attention and feed-forward.
+        columns: In a layer: weights split over tp by output.
+        rows: In a layer: weights split over tp by input.
+        feed_forward: In a layer: the feed-forward, dense or with experts.
     """
 
-    embedding: str = "embed_tokens"
-    layers: str = "layers"
-    norm: str = "norm"
-    head: str = "lm_head"
-    blocks: tuple[str, ...] = ("self_attn", "mlp")
+    embedding: str
+    layers: str
+    norm: str
+    head: str
+    run_layer: Callable[[nn.Module, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+    set_attention: Callable[[nn.Module, AttentionCore], None]
+    share: Callable[[nn.Module], Any] = lambda model: None
+    differences: Callable[[nn.Module], list[str]] = lambda model: []
+    input_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     columns: tuple[str, ...] = (
         "self_attn.q_proj",
         "self_attn.k_proj",
         "self_attn.v_proj",
         "mlp.gate_proj",
         "mlp.up_proj",
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
     )
-    rows: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
+    rows: tuple[str, ...] = (
+        "self_attn.o_proj",
+        "mlp.down_proj",
+        "mlp.shared_expert.down_proj",
+    )
+    feed_forward: str = "mlp"
+
+
+# ------------------------------------------------------------------------ the known families
+
+_ATTENTION_NAME: Final = "commplan"
+
+
+def _run_plain_layer(
+    layer: nn.Module, hidden: torch.Tensor, positions: torch.Tensor, shared: Any
+) -> torch.Tensor:
+    return layer(hidden, positions)
+
+
+def _set_plain_attention(layer: nn.Module, core: AttentionCore) -> None:
+    layer.self_attn.core = core  # type: ignore[union-attr]  # a module, in this family
+
+
+def _run_transformers_layer(
+    layer: nn.Module, hidden: torch.Tensor, positions: torch.Tensor, shared: Any
+) -> torch.Tensor:
+    position_ids = positions.unsqueeze(0)
+    return layer(
+        hidden,
+        attention_mask=None,
+        position_ids=position_ids,
+        position_embeddings=shared(hidden, position_ids=position_ids),
+    )
+
+
+def _set_transformers_attention(layer: nn.Module, core: AttentionCore) -> None:
+    """Use transformers' registry of attention functions; the core is found on the module."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_ATTENTION_NAME, _transformers_attention)
+    attention: Any = layer.self_attn
+    attention.config._attn_implementation = _ATTENTION_NAME
+    attention.commplan_core = core
+
+
+def _transformers_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    return module.commplan_core(query, key, value).transpose(1, 2), None
+
+
+def _transformers_differences(model: Any) -> list[str]:
+    """Return the settings of a Hugging Face config that this executor would leave out."""
+    off: dict[str, Any] = {
+        "attention_dropout": 0.0,
+        "sliding_window": None,
+        "router_jitter_noise": 0.0,
+        "output_router_logits": False,
+    }
+    return [
+        f"config.{name}={getattr(model.config, name)} (need {value})"
+        for name, value in off.items()
+        if getattr(model.config, name, value) not in (value, None)
+    ]
+
+
+_TRANSFORMERS: Final = DecoderFamily(
+    embedding="model.embed_tokens",
+    layers="model.layers",
+    norm="model.norm",
+    head="lm_head",
+    run_layer=_run_transformers_layer,
+    set_attention=_set_transformers_attention,
+    share=lambda model: model.get_submodule("model.rotary_emb"),
+    differences=_transformers_differences,
+)
+
+# By the name of the module's class; GPT is examples/train_gpt.py.
+FAMILIES: Final[Mapping[str, DecoderFamily]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": _TRANSFORMERS,
+        "MixtralForCausalLM": _TRANSFORMERS,
+        "GPT": DecoderFamily(
+            embedding="embed_tokens",
+            layers="layers",
+            norm="norm",
+            head="lm_head",
+            run_layer=_run_plain_layer,
+            set_attention=_set_plain_attention,
+        ),
+    }
+)
+
+
+def family_of(model: nn.Module) -> DecoderFamily:
+    """Return the family of ``model`` by the name of its class.
+
+    Raises:
+        PlanMismatchError: It is of none, or is set up in a way the executor does not follow.
+    """
+    name = type(model).__name__
+    family = FAMILIES.get(name)
+    if family is None:
+        raise PlanMismatchError(
+            f"module {name} is of no family this executor can cut up ({', '.join(FAMILIES)}); "
+            "pass family=DecoderFamily(...) for a module built like one of these"
+        )
+    return family
+
+
+# --------------------------------------------------------------------- one stage of a model
+
+
+class Head(nn.Module):
+    """Final norm and the product with the vocabulary."""
+
+    def __init__(self, norm: nn.Module, projection: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.projection = projection
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Take [B, S, h], return logits [B, S, V]."""
+        return self.projection(self.norm(hidden))
+
+
+class Decoder(nn.Module):
+    """The part of a model on one pipeline stage.
+
+    Attributes:
+        family: How its parts are called.
+        first_layer: Number in the whole model of its first layer.
+        embedding: None away from the first stage.
+        layers: Consecutive layers.
+        head: None away from the last stage.
+        positions: Positions of this rank's tokens in the whole sequence, [S].
+    """
+
+    def __init__(
+        self, model: nn.Module, family: DecoderFamily, stage: Stage, positions: torch.Tensor
+    ) -> None:
+        super().__init__()
+        layers = list(model.get_submodule(family.layers).children())
+        self.family = family
+        self.first_layer = stage.first_layer
+        self.embedding = model.get_submodule(family.embedding) if stage.embedding else None
+        self.layers = nn.ModuleList(layers[stage.first_layer :][: stage.num_layers])
+        self.head = (
+            Head(model.get_submodule(family.norm), model.get_submodule(family.head))
+            if stage.head
+            else None
+        )
+        self.positions = positions
+        self._shared = (family.share(model),)  # in a tuple: it is not a part of this module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run the stage on tokens [B, S] or, without the embedding, hidden states [B, S, h]."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = self.family.run_layer(layer, x, self.positions, self._shared[0])
+        return x if self.head is None else self.head(x)
+
+    def named_in_model(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield each parameter once, with its name in the whole model."""
+        for name, parameter in self.named_parameters():
+            yield self._name_in_model(name), parameter
+
+    def _name_in_model(self, name: str) -> str:
+        part, _, rest = name.partition(".")
+        if part == "layers":
+            number, _, rest = rest.partition(".")
+            return f"{self.family.layers}.{self.first_layer + int(number)}.{rest}"
+        if part == "embedding":
+            return f"{self.family.embedding}.{rest}"
+        inside, _, rest = rest.partition(".")
+        whole = {"norm": self.family.norm, "projection": self.family.head}[inside]
+        return f"{whole}.{rest}"
+
+
+def has_experts(layer: nn.Module, family: DecoderFamily) -> bool:
+    """Return whether the feed-forward of ``layer`` has experts."""
+    return hasattr(layer.get_submodule(family.feed_forward), "experts")
+
+
+# ------------------------------------------------------------------ is it the plan's model?
 
 
 def check_model(
-    summary: ModelSummary, model: "nn.Module", *, tp: int = 1, names: DecoderNames | None = None
+    summary: ModelSummary,
+    model: nn.Module,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    family: DecoderFamily | None = None,
 ) -> None:
-    """Check that the whole, uncut ``model`` is the one the plan is for, and that tp divides it.
+    """Check that the whole, uncut ``model`` is the one the plan is for, and that it can be cut.
 
     Raises:
-        PlanMismatchError: Naming every figure that differs.
+        PlanMismatchError: Naming everything that differs.
     """
-    names = names or DecoderNames()
+    name = type(model).__name__
+    family = family or family_of(model)
     try:
-        found = _figures(model, names)
+        found = _figures(model, family)
     except AttributeError as exc:
         raise PlanMismatchError(
-            f"module {type(model).__name__} has no part that DecoderNames expects: {exc}; "
-            "pass names= for this module"
+            f"module {name} lacks a part that its family needs: {exc}; pass family= for this module"
         ) from exc
     wrong = [
-        f"{name} is {number} in the module, {getattr(summary, name)} in the plan"
-        for name, number in found.items()
-        if number != getattr(summary, name)
+        f"{figure} is {number} in the module, {getattr(summary, figure)} in the plan"
+        for figure, number in found.items()
+        if number != getattr(summary, figure)
     ]
-    wrong += _indivisible(model, names, tp)
+    wrong += _indivisible(model, family, tp, ep)
     if wrong:
         raise PlanMismatchError(
-            f"module {type(model).__name__} is not the plan's model {summary.name!r}: "
+            f"module {name} is not the plan's model {summary.name!r}: "
             f"{'; '.join(wrong)}; plan again with this module's config"
+        )
+    if different := family.differences(model):
+        raise PlanMismatchError(
+            f"module {name} would train differently here: {'; '.join(different)}; change its config"
         )
 
 
-def _figures(model: "nn.Module", names: DecoderNames) -> dict[str, int]:
-    layers = list(model.get_submodule(names.layers).children())
+def _figures(model: nn.Module, family: DecoderFamily) -> dict[str, int]:
+    layers = list(model.get_submodule(family.layers).children())
     for layer in layers[:1]:
-        for name in (*names.blocks, *names.columns, *names.rows):
+        for name in (*family.input_norms, family.feed_forward, "self_attn"):
             layer.get_submodule(name)
-    embedding = model.get_submodule(names.embedding).get_parameter("weight")
+    embedding = model.get_submodule(family.embedding).get_parameter("weight")
     return {
         "num_layers": len(layers),
         "hidden_size": embedding.shape[1],
@@ -90,17 +312,27 @@ def _figures(model: "nn.Module", names: DecoderNames) -> dict[str, int]:
     }
 
 
-def _indivisible(model: "nn.Module", names: DecoderNames, tp: int) -> list[str]:
-    """Return what tensor parallelism would cut through: whole heads, rows, vocabulary rows."""
-    wrong = []
-    for layer in list(model.get_submodule(names.layers).children())[:1]:
-        for name in names.columns:
-            block = layer.get_submodule(name.rpartition(".")[0])
-            unit = getattr(block, "head_dim", 1)
-            width = layer.get_submodule(name).get_parameter("weight").shape[0]
-            if width % (tp * unit):
-                wrong.append(f"tp={tp} does not divide the {width // unit} heads or rows of {name}")
-    vocabulary = model.get_submodule(names.head).get_parameter("weight").shape[0]
+def _indivisible(model: nn.Module, family: DecoderFamily, tp: int, ep: int) -> list[str]:
+    """Return what the degrees would cut through: heads, rows, vocabulary, experts; and biases."""
+    wrong = set()
+    for layer in model.get_submodule(family.layers).children():
+        parts = dict(layer.named_modules())
+        for name in family.columns:
+            if name in parts:
+                unit = int(getattr(parts[name.rpartition(".")[0]], "head_dim", 1))
+                width = parts[name].get_parameter("weight").shape[0]
+                if width % (tp * unit):
+                    wrong.add(
+                        f"tp={tp} does not divide the {width // unit} heads or rows of {name}"
+                    )
+        for name in family.rows:
+            if tp > 1 and name in parts and getattr(parts[name], "bias", None) is not None:
+                wrong.add(f"tp={tp} would add the bias of {name} {tp} times")
+        if has_experts(layer, family):
+            experts = parts[f"{family.feed_forward}.experts"].get_parameter("down_proj").shape[0]
+            if experts % ep:
+                wrong.add(f"ep={ep} does not divide {experts} experts")
+    vocabulary = model.get_submodule(family.head).get_parameter("weight").shape[0]
     if vocabulary % tp:
-        wrong.append(f"tp={tp} does not divide vocab_size {vocabulary}")
-    return wrong
+        wrong.add(f"tp={tp} does not divide vocab_size {vocabulary}")
+    return sorted(wrong)

@@ -25,6 +25,7 @@ __all__ = [
     "EXIT_REFUSED",
     "Job",
     "agree_on_plan",
+    "current_job",
     "join",
     "threads_per_rank",
     "together",
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_REFUSED: Final = 2  # as the planner's command line: bad input
 EXIT_LOST_PEER: Final = 3  # nothing to fix in the input: the same command may work next time
+
+_TIMEOUT_S: Final = 60.0
 
 ResultT = TypeVar("ResultT")
 
@@ -58,7 +61,7 @@ class Job:
 
 
 @contextmanager
-def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator[Job]:
+def join(environment: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> Iterator[Job]:
     """Enter the job that torchrun describes in ``environment``; without it, a job of one rank.
 
     Sets torch's threads to the cores this process may use divided by the ranks of this host (at
@@ -100,6 +103,26 @@ def join(environment: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator
     dist.destroy_process_group()
 
 
+def current_job() -> Job:
+    """Return this process's place in a job that the script itself has joined.
+
+    Raises:
+        PlanMismatchError: There is no default process group.
+    """
+    if not dist.is_initialized():
+        raise PlanMismatchError(
+            "this process is in no job: enter one with executor.join(os.environ), or call "
+            "torch.distributed.init_process_group first"
+        )
+    return Job(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+        backend=dist.get_backend(),
+        timeout=timedelta(seconds=_TIMEOUT_S),
+    )
+
+
 def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:
     """Return the compute threads of one rank.
 
@@ -110,7 +133,11 @@ def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:
 
 
 def together(
-    job: Job, action: Callable[[], ResultT], *, fingerprint: Callable[[ResultT], str] | None = None
+    job: Job,
+    action: Callable[[], ResultT],
+    *,
+    fingerprint: Callable[[ResultT], str] | None = None,
+    what: str = "results",
 ) -> ResultT:
     """Run ``action`` on every rank and return its result, or raise the same error on all ranks.
 
@@ -118,6 +145,7 @@ def together(
         job: This process's place.
         action: May raise an ``ExecutorError``; of several, that of the lowest rank is raised.
         fingerprint: Text that must be the same on all ranks, such as a hash of the result.
+        what: What the texts are, in the plural, for the message.
 
     Raises:
         ExecutorError: Some rank's ``action`` raised it.
@@ -144,7 +172,7 @@ def together(
             raise failure
     texts = [text for _, text in outcomes]
     if len(set(texts)) > 1:
-        raise _differing(texts)
+        raise _differing(what, texts)
     assert result is not None or error is None, "a rank without an error has a result"
     return result  # type: ignore[return-value]  # None only where ResultT allows it
 
@@ -156,17 +184,17 @@ def agree_on_plan(job: Job, load: Callable[[], Plan]) -> Plan:
         PlanSourceError: Some rank cannot load it.
         PlanMismatchError: Ranks hold different plans.
     """
-    return together(job, load, fingerprint=lambda plan: f"{plan.id} ({document_hash(plan)})")
+    return together(
+        job, load, fingerprint=lambda plan: f"{plan.id} ({document_hash(plan)})", what="plans"
+    )
 
 
-def _differing(texts: list[str]) -> PlanMismatchError:
+def _differing(what: str, texts: list[str]) -> PlanMismatchError:
     holders: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         holders.setdefault(text, []).append(rank)
     listed = "; ".join(f"{text} on ranks {ranks}" for text, ranks in holders.items())
-    error = PlanMismatchError(
-        f"plans differ between ranks: {listed}; give every rank the same file or URL"
-    )
+    error = PlanMismatchError(f"{what} differ between ranks: {listed}; give every rank the same")
     error.agreed = True
     return error
 

@@ -9,12 +9,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from executor.apply import StepResult, Trainer
-from executor.gradients.reduce import hierarchical_all_reduce
+from executor.collectives.hierarchical import hierarchical_all_reduce
 from executor.job import Job
 from executor.mesh import RankGroup
 from executor.peers import naming_lost_peers
 from executor.timing import CallKey
+from executor.trainer import StepResult, Trainer
 from executor.version import own_version
 from planner.plan import CalibrationRun, CollectiveTiming, Probe, RankTimings, document_hash
 
@@ -39,7 +39,11 @@ def run_probes(trainer: Trainer) -> tuple[CollectiveTiming, ...]:
     and rank 0 logs that.
     """
     trainer.recorder.clear()
-    for probe in trainer.plan.probes:
+    for number, probe in enumerate(trainer.plan.probes, start=1):
+        if trainer.mesh.rank == 0:
+            logger.info(
+                "probe %d of %d: %s on %s", number, len(trainer.plan.probes), probe.op, probe.axis
+            )
         group = trainer.mesh.groups[probe.axis]
         if group.process_group is None:
             if trainer.mesh.rank == 0:
@@ -109,19 +113,19 @@ def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int
         _run_send_recv(trainer, probe, group, size_bytes)
         return
     call, actual_bytes = _collective(probe, group, size_bytes)
-    recorder, plan = trainer.recorder, trainer.plan
-    algorithm = recorder.algorithm_that_runs(probe.axis, probe.op, actual_bytes)
-    if (probe.axis, probe.op) == ("dp_cp", "all_reduce"):
-        split = trainer.mesh.split_dp_cp
-        if split and plan.algorithm("dp_cp", "all_reduce", actual_bytes) == "hierarchical":
+    algorithm = trainer.recorder.algorithm_that_runs(probe.axis, probe.op, actual_bytes)
+    split = trainer.mesh.splits.get(probe.axis)
+    if probe.op == "all_reduce" and split is not None:
+        planned = trainer.plan.algorithm(probe.axis, "all_reduce", actual_bytes)
+        if planned == "hierarchical":
             buffer = torch.zeros(actual_bytes // _PROBE_DTYPE.itemsize, dtype=_PROBE_DTYPE)
             call, algorithm = lambda: hierarchical_all_reduce(buffer, split), "hierarchical"
     key = CallKey(probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True)
-    with recorder.naming_lost_peers(key):
+    with trainer.recorder.naming_lost_peers(key):
         call()
     for _ in range(_PROBE_CALLS):
         _barrier(trainer)
-        with recorder.call(key):
+        with trainer.recorder.call(key):
             call()
 
 
@@ -133,12 +137,15 @@ def _collective(
     part = torch.zeros(max(1, -(-size_bytes // (n * _PROBE_DTYPE.itemsize))), dtype=_PROBE_DTYPE)
     whole = torch.zeros(part.numel() * n, dtype=_PROBE_DTYPE)
     out = torch.zeros_like(whole)
+    pieces, is_root = list(whole.chunk(n)), group.index == 0
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=pg),
         "all_gather": lambda: dist.all_gather_single(whole, part, group=pg),
         "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=pg),
         "all_to_all": lambda: dist.all_to_all_single(out, whole, group=pg),
         "broadcast": lambda: dist.broadcast(whole, group=pg, group_src=0),
+        "gather": lambda: dist.gather(part, pieces if is_root else None, group=pg, group_dst=0),
+        "scatter": lambda: dist.scatter(part, pieces if is_root else None, group=pg, group_src=0),
     }
     return calls[probe.op], whole.numel() * _PROBE_DTYPE.itemsize
 

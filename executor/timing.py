@@ -1,16 +1,12 @@
 """Time every collective of a step on this rank, whoever calls it.
 
-Our own calls go through ``Recorder.call``. Those that torch makes for us are caught at the
-functions they pass: DTensor's at ``torch.distributed._functional_collectives``, pipelining's at
-``torch.distributed.isend`` and ``irecv``. ``Recorder.watching`` puts timed ones in their place
-and takes them out again. A ``TorchDispatchMode`` would need no list of functions, but runs Python
-for every operator of the step; this runs it per collective only: about 2 microseconds each
-(measured on one core of an x86 server, against 100 and more for the smallest gloo call).
+Our own calls go through ``Recorder.call``. Those that torch's pipelining makes are caught at the
+functions they pass, ``torch.distributed.isend`` and ``irecv``: ``Recorder.watching`` puts timed
+ones in their place and takes them out again.
 
 What is recorded, per call and in the order of calls:
 
-* a collective: from the call until its result is there. DTensor's are made synchronous, so that
-  no compute hides in them; on gloo it waits for the result in the next line anyway.
+* a collective: from the call until its result is there.
 * a send or receive: from the call until ``wait`` returned. ``blocked_s`` counts only the time the
   rank stood still, since a send may complete while the rank computes.
 
@@ -27,7 +23,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives as funcol
 from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import Mesh
@@ -39,14 +34,6 @@ __all__ = ["CallKey", "Recorder", "tensor_bytes"]
 # What a library runs whatever it is asked for: gloo's all_reduce is a ring unless told otherwise
 # (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it.
 _LIBRARY_ALGORITHM: Final[dict[str, Algorithm]] = {"gloo": "ring"}
-
-# Functional collectives that DTensor calls: how their size follows from (input bytes, group size).
-_FUNCTIONAL: Final[dict[str, tuple[Collective, Callable[[int, int], int]]]] = {
-    "all_reduce": ("all_reduce", lambda size, _: size),
-    "all_gather_single": ("all_gather", lambda size, n: size * n),
-    "reduce_scatter_single": ("reduce_scatter", lambda size, _: size),
-    "all_to_all_single": ("all_to_all", lambda size, _: size),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +116,8 @@ class Recorder:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time the collectives that torch's tensor parallelism and pipelining make inside."""
+        """Time the messages that torch's pipelining sends and receives inside."""
         with ExitStack() as patches:
-            for name, (op, size_of) in _FUNCTIONAL.items():
-                functional = self._timed_functional(getattr(funcol, name), op, size_of)
-                patches.enter_context(patch.object(funcol, name, functional))
             for name in ("isend", "irecv"):
                 p2p = self._timed_p2p(getattr(dist, name), is_send=name == "isend")
                 # P2POp compares with c10d's own name, pipelining with torch.distributed's.
@@ -145,19 +129,6 @@ class Recorder:
         """Keep a call that began at ``start`` (``time.perf_counter``) and is now complete."""
         self._seconds.setdefault(key, []).append(time.perf_counter() - start)
         self.blocked_s += blocked_s
-
-    def _timed_functional(
-        self, original: Callable[..., torch.Tensor], op: Collective, size_of: Callable[..., int]
-    ) -> Callable[..., torch.Tensor]:
-        def timed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            group = self._mesh.groups["tp"]
-            size = size_of(tensor_bytes(tensor), group.size)
-            algorithm = self.algorithm_that_runs("tp", op, size)
-            with self.call(CallKey("tp", op, algorithm, size, group.size)):
-                result = original(tensor, *args, **kwargs)
-                return _wait(result)
-
-        return timed
 
     def _timed_p2p(
         self, original: Callable[..., dist.Work], *, is_send: bool
@@ -214,10 +185,6 @@ class _TimedWork:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
-
-
-def _wait(result: torch.Tensor) -> torch.Tensor:
-    return result.wait() if isinstance(result, funcol.AsyncCollectiveTensor) else result
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

@@ -1,91 +1,77 @@
-"""Flat gradients in which all micro-batches add up, and the weights that the optimizer updates."""
+"""Flat gradients in which all micro-batches add up, ready to be sent in contiguous pieces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
-__all__ = ["GradientBuffer", "MasterWeights", "local_tensor"]
+from executor.collectives.communicator import Communicator
+from executor.shards.parameters import LocalParameter
+
+__all__ = ["GradientBuffer", "in_buffer_order"]
+
+
+def in_buffer_order(parameters: Sequence[LocalParameter]) -> tuple[LocalParameter, ...]:
+    """Return tied copies first, then parameters with partial gradients, then the others."""
+    return tuple(sorted(parameters, key=_place))
+
+
+def _place(parameter: LocalParameter) -> int:
+    if parameter.is_tied_copy:
+        return 0
+    return 1 if parameter.is_partial else 2
 
 
 class GradientBuffer:
-    """Flat gradients of this rank's parameters, in the order given.
+    """The gradients of this rank's tensors in one flat tensor.
 
-    Each backward adds to it and drops ``parameter.grad`` (Megatron-LM's ``main_grad``), so that
-    gradients may be summed in a wider dtype than they are computed in, and a reduction sends
-    contiguous pieces without copying.
+    Gradients may be summed in a wider dtype than they are computed in (Megatron-LM's
+    ``main_grad``), and a reduction sends pieces of it without copying.
 
     Attributes:
-        flat: All gradients, shape [sum of local parameter sizes].
-        views: ``flat`` cut into the parameters' local shapes.
+        flat: [elements], zeros where it is padded.
+        views: ``flat`` cut into the tensors' shapes.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
-        shapes = [local_tensor(parameter).shape for parameter in parameters]
+    def __init__(
+        self,
+        parameters: Sequence[LocalParameter],
+        shapes: Sequence[torch.Size],
+        *,
+        dtype: torch.dtype,
+        num_elements: int | None = None,
+    ) -> None:
+        """Lay out gradients for parameters that are ``in_buffer_order``.
+
+        Args:
+            parameters: What the gradients belong to.
+            shapes: Of the tensor that this rank has of each.
+            dtype: To sum in.
+            num_elements: Length of ``flat``, if it is to be padded.
+        """
         sizes = [shape.numel() for shape in shapes]
-        self.flat = torch.zeros(sum(sizes), dtype=dtype)
+        places = [_place(parameter) for parameter in parameters]
+        self._num_tied = sum(size for size, place in zip(sizes, places, strict=True) if place == 0)
+        self._num_partial = sum(s for s, place in zip(sizes, places, strict=True) if place == 1)
+        self.flat = torch.zeros(num_elements or sum(sizes), dtype=dtype)
         self.views = [
             piece.view(shape)
-            for piece, shape in zip(torch.split(self.flat, sizes), shapes, strict=True)
-        ]
-        for parameter, view in zip(parameters, self.views, strict=True):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # in torch
-                _adding_to(view)
+            for piece, shape in zip(
+                torch.split(self.flat[: sum(sizes)], sizes), shapes, strict=True
             )
+        ]
+        self._tied = [
+            (view, parameter.tied_stage)
+            for view, parameter in zip(self.views, parameters, strict=True)
+            if parameter.tied_stage is not None
+        ]
 
-    def buckets(self, bucket_bytes: int) -> tuple[torch.Tensor, ...]:
-        """Return ``flat`` cut into pieces of ``bucket_bytes``; the last one may be smaller."""
-        return torch.split(self.flat, max(1, bucket_bytes // self.flat.element_size()))
+    def complete(self, tp: Communicator, pp: Communicator) -> None:
+        """Add what other ranks of this replica have: of partial gradients, of tied embeddings."""
+        if self._num_partial:
+            tp.all_reduce(self.flat[self._num_tied :][: self._num_partial])
+        for view, stage in self._tied:
+            view.add_(pp.exchange(view, stage))
 
-
-class MasterWeights:
-    """What the optimizer works on: the local weights themselves, or copies in the gradients' dtype.
-
-    Plain tensors, so that the optimizer never dispatches through DTensor.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], gradients: GradientBuffer) -> None:
-        self._weights = [local_tensor(parameter) for parameter in parameters]
-        self.tensors = [weight.to(gradients.flat.dtype) for weight in self._weights]
-        for tensor, view in zip(self.tensors, gradients.views, strict=True):
-            tensor.grad = view
-
-    @torch.no_grad()
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step and bring the weights up to date."""
-        optimizer.step()
-        for weight, tensor in zip(self._weights, self.tensors, strict=True):
-            if tensor is not weight:
-                weight.copy_(tensor)
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the shard this rank holds, sharing its memory; a plain tensor is its own shard."""
-    with torch.no_grad():
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-def _adding_to(view: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    def add(parameter: torch.Tensor) -> None:
-        grad = parameter.grad
-        assert grad is not None, "the hook runs after a gradient was accumulated"
-        view.add_(_local_gradient(parameter, grad))
-        parameter.grad = None
-
-    return add
-
-
-def _local_gradient(parameter: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Return the part of ``grad`` that belongs to this rank's shard of ``parameter``.
-
-    torch 2.13 computes the gradient of a vocabulary-split embedding whole on every rank (no
-    strategy of ``_embedding_ops.py`` splits it by rows); it is cut here, which sends nothing.
-    """
-    if (
-        isinstance(parameter, DTensor)
-        and isinstance(grad, DTensor)
-        and grad.placements != parameter.placements
-    ):
-        grad = grad.redistribute(placements=parameter.placements)
-    return local_tensor(grad)
+    def num_skipped(self, tp: Communicator) -> int:
+        """Return how many leading elements are counted by another rank in a global norm."""
+        return self._num_tied + (self._num_partial if tp.index > 0 else 0)

@@ -1,0 +1,407 @@
+"""Make a module train the way a plan says."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from executor.checks import check_plan
+from executor.collectives.communicator import Communicator, communicators
+from executor.decoder import Decoder, DecoderFamily, check_model, family_of, has_experts
+from executor.errors import PlanMismatchError
+from executor.experts.exchange import replaying_context
+from executor.experts.layer import MoELayer
+from executor.gradients.states import FlatStates, States
+from executor.job import Job, current_job, together
+from executor.mesh import Mesh, build_mesh
+from executor.parallel.context import ContextAttention, local_positions
+from executor.parallel.pipeline import build_pipeline
+from executor.parallel.tensor import shard_weights, vocab_parallel_cross_entropy
+from executor.peers import naming_lost_peers
+from executor.shards.fsdp import FullyShardedStates, shard_fully
+from executor.shards.parameters import local_parameters
+from executor.timing import Recorder
+from planner.plan import Axis, Plan
+
+__all__ = ["StepResult", "Trainer", "apply"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES: Final = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+# Runs forward and backward of all micro-batches of a step and returns their losses; empty away
+# from the last pipeline stage.
+ForwardBackward = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One step on this rank, in seconds; what is left of ``step_s`` is the executor's own.
+
+    Attributes:
+        loss_sum: Sum of the micro-batches' mean losses; 0 away from the last pipeline stage.
+        gradient_norm: Of the whole model, before clipping; None unless it was asked for.
+        step_s: Wall time on this rank; all ranks start together, so the job's is the longest.
+        forward_backward_s: Wall time of forward and backward, less what collectives blocked.
+        optimizer_s: Dividing the gradients, the optimizer, and clearing the gradients.
+        communication_s: Blocked in collectives, waits for other ranks included.
+    """
+
+    loss_sum: float
+    gradient_norm: float | None
+    step_s: float
+    forward_backward_s: float
+    optimizer_s: float
+    communication_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A model under a plan, on this rank. ``step`` takes this rank's share of the batch."""
+
+    plan: Plan
+    mesh: Mesh
+    recorder: Recorder
+    communicators: dict[Axis, Communicator]
+    chunks: tuple[Decoder, ...]
+    states: tuple[States, ...]
+    forward_backward: ForwardBackward
+    optimizer: torch.optim.Optimizer
+    max_gradient_norm: float | None
+
+    def my_rows(self) -> slice:
+        """Return which sequences of the global batch this rank trains on."""
+        rows = self.plan.batch.micro_batch_size * self.plan.batch.num_micro_batches
+        first = self.mesh.coordinates["dp"] * rows
+        return slice(first, first + rows)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepResult:
+        """Run one optimizer step on this rank's sequences.
+
+        Args:
+            inputs: Token ids [micro_batch_size * num_micro_batches, seq_len], whole sequences:
+                of a sequence split over cp, this rank takes its part.
+            targets: The token that follows each, same shape.
+
+        Raises:
+            PlanMismatchError: Another shape; on this rank, the others lose it as a peer.
+            LostPeerError: Another rank is gone.
+        """
+        self._check_shapes(inputs, targets)
+        start, blocked_before_s = time.perf_counter(), self.recorder.blocked_s
+        positions = self.chunks[0].positions
+        with self.recorder.watching():
+            losses = self.forward_backward(inputs[:, positions], targets[:, positions])
+        computed = time.perf_counter()
+        blocked_inside_s = self.recorder.blocked_s - blocked_before_s
+        for states in self.states:
+            states.reduce()
+        reduced, blocked_reduced_s = time.perf_counter(), self.recorder.blocked_s
+        norm = self._update()
+        end = time.perf_counter()
+        blocked_in_update_s = self.recorder.blocked_s - blocked_reduced_s
+        return StepResult(
+            loss_sum=sum(float(loss.detach()) for loss in losses),
+            gradient_norm=norm,
+            step_s=end - start,
+            forward_backward_s=max(0.0, computed - start - blocked_inside_s),
+            optimizer_s=max(0.0, end - reduced - blocked_in_update_s),
+            communication_s=self.recorder.blocked_s - blocked_before_s,
+        )
+
+    def global_loss(self, result: StepResult) -> float:
+        """Return the mean loss of the global batch, on every rank. Not part of the timed step."""
+        holds_it = self.mesh.coordinates["tp"] == 0
+        total = torch.tensor([result.loss_sum if holds_it else 0.0], dtype=torch.float64)
+        self._sum_over_world(total, "all_reduce of the loss on all ranks")
+        return float(total) / self._num_losses()
+
+    def _update(self) -> float | None:
+        """Divide, clip, and take the optimizer's step; return the norm if it was needed."""
+        # Sums over micro-batches and ranks become the gradient of the global batch's mean loss.
+        gradients = [m.grad for s in self.states for m in s.masters if m.grad is not None]
+        for gradient in gradients:
+            gradient.div_(self._num_losses())
+        norm = None
+        if self.max_gradient_norm is not None:
+            norm = self._gradient_norm()
+            # as torch.nn.utils.clip_grad_norm_
+            factor = min(1.0, self.max_gradient_norm / (norm + 1e-6))
+            for gradient in gradients:
+                gradient.mul_(factor)
+        self.optimizer.step()
+        for states in self.states:
+            states.publish()
+        return norm
+
+    def _gradient_norm(self) -> float:
+        """Return the norm over all parameters: the squares of disjoint owners, summed."""
+        squares = [states.sum_of_squares().to(torch.float64) for states in self.states]
+        total = torch.stack(squares).sum().reshape(1)
+        self._sum_over_world(total, "all_reduce of the gradient norm on all ranks")
+        return float(total.sqrt())
+
+    def _num_losses(self) -> int:
+        """Return how many mean losses add up in a step: micro-batches of all dp and cp ranks."""
+        layout = self.plan.layout
+        return self.plan.batch.num_micro_batches * layout.dp * layout.cp
+
+    def _sum_over_world(self, total: torch.Tensor, doing: str) -> None:
+        world_size = self.plan.layout.world_size
+        with naming_lost_peers(doing, rank=self.mesh.rank, world_size=world_size):
+            dist.all_reduce(total)
+
+    def _check_shapes(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        rows = self.my_rows()
+        needed = (rows.stop - rows.start, self.plan.training.seq_len)
+        for name, tensor in (("inputs", inputs), ("targets", targets)):
+            if tuple(tensor.shape) != needed:
+                raise PlanMismatchError(
+                    f"rank {self.mesh.rank}: {name} of this step have shape "
+                    f"{list(tensor.shape)}, plan {self.plan.id} needs {list(needed)} "
+                    "(sequences of this rank, seq_len); pass batch[trainer.my_rows()]"
+                )
+
+
+def apply(
+    plan: Plan,
+    model: nn.Module,
+    *,
+    job: Job | None = None,
+    learning_rate: float = 1e-3,
+    max_gradient_norm: float | None = None,
+    aux_loss_coefficient: float = 0.0,
+    family: DecoderFamily | None = None,
+) -> Trainer:
+    """Cut ``model`` up in place and return what trains it. All ranks call this together.
+
+    Args:
+        plan: The same on all ranks (``executor.agree_on_plan``).
+        model: The whole model with the same weights on every rank.
+        job: This process's place in the job; left out: that of torch's default process group.
+        learning_rate: Of the plan's optimizer.
+        max_gradient_norm: To clip the norm of all gradients to; None leaves them.
+        aux_loss_coefficient: Of the load-balance loss of layers with experts.
+        family: What ``model`` looks like, if it is not one that ``executor.decoder`` knows.
+
+    Raises:
+        PlanMismatchError: The plan is for another world size or module, or options differ between
+            ranks; on all ranks.
+        UnsupportedPlanError: The plan has fields that cannot be honoured; on all ranks.
+        LostPeerError: Another rank is gone.
+    """
+    job = job or current_job()
+    options = f"learning_rate={learning_rate}, max_gradient_norm={max_gradient_norm}, "
+    options += f"aux_loss_coefficient={aux_loss_coefficient}"
+    # 1. Refuse before any group exists: a rank that refuses later would leave the others waiting.
+    together(job, lambda: check_plan(plan, world_size=job.world_size))
+    family = together(job, lambda: _checked(plan, model, family))
+    together(job, lambda: options, fingerprint=str, what="options of apply")
+    # 2. Groups, on all ranks in the same order.
+    logger.info("plan %s: %s; building groups of %d ranks", plan.id, plan.layout, job.world_size)
+    with naming_lost_peers("new_group on all ranks", rank=job.rank, world_size=job.world_size):
+        mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
+    recorder = Recorder(plan, mesh, backend=job.backend)
+    comms = communicators(plan, mesh, recorder)
+    # 3. The model, cut: stages, then the weights in them.
+    logger.info("cutting %s", type(model).__name__)
+    is_tied = (
+        model.get_submodule(family.head).weight is model.get_submodule(family.embedding).weight
+    )
+    model.to(_dtype_of_parameters(plan))
+    chunks = _chunks(plan, model, family, comms, aux_loss_coefficient)
+    if plan.recompute == "full":
+        _recompute_layers(chunks)
+    # 4. Who sums and updates what, last: it has the shapes of what is left.
+    states = _states(plan, chunks, comms, is_tied=is_tied)
+    masters = [master for part in states for master in part.masters]
+    logger.info("ready: %d parameters on rank 0", sum(master.numel() for master in masters))
+    return Trainer(
+        plan=plan,
+        mesh=mesh,
+        recorder=recorder,
+        communicators=comms,
+        chunks=chunks,
+        states=states,
+        forward_backward=_forward_backward(plan, chunks, comms),
+        optimizer=_optimizer(plan, masters, learning_rate),
+        max_gradient_norm=max_gradient_norm,
+    )
+
+
+def _checked(plan: Plan, model: nn.Module, family: DecoderFamily | None) -> DecoderFamily:
+    family = family or family_of(model)
+    check_model(plan.model, model, tp=plan.layout.tp, ep=plan.layout.ep, family=family)
+    return family
+
+
+def _dtype_of_parameters(plan: Plan) -> torch.dtype:
+    """Return the dtype weights are kept in; FSDP2 keeps masters and gathers in the narrow one."""
+    dtype = _DTYPES[plan.training.precision]
+    return _gradient_dtype(plan) if plan.sharding.zero_stage == 3 else dtype
+
+
+def _gradient_dtype(plan: Plan) -> torch.dtype:
+    """Return the dtype gradients are summed in; fp32 never narrows fp64."""
+    dtype = _DTYPES[plan.training.precision]
+    if plan.training.main_grads == "same":
+        return dtype
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _chunks(
+    plan: Plan,
+    model: nn.Module,
+    family: DecoderFamily,
+    comms: dict[Axis, Communicator],
+    aux_loss_coefficient: float,
+) -> tuple[Decoder, ...]:
+    """Return this rank's parts of the model, one per virtual stage."""
+    cp, tp = comms["cp"], comms["tp"]
+    positions = local_positions(plan.training.seq_len, cp=cp.size, index=cp.index)
+    core = ContextAttention(cp, plan.sharding.context_exchange)
+    chunks = tuple(
+        Decoder(model, family, stage, positions)
+        for stage in plan.pipeline.stages
+        if stage.pp_rank == comms["pp"].index
+    )
+    for chunk in chunks:
+        for layer in chunk.layers:
+            family.set_attention(layer, core)
+            if has_experts(layer, family):
+                _replace_experts(layer, plan, family, comms, aux_loss_coefficient)
+        if tp.size > 1:
+            shard_weights(chunk, tp)
+    return chunks
+
+
+def _replace_experts(
+    layer: nn.Module,
+    plan: Plan,
+    family: DecoderFamily,
+    comms: dict[Axis, Communicator],
+    aux_loss_coefficient: float,
+) -> None:
+    """Put this rank's experts, and the calls between them, in place of all experts."""
+    moe = MoELayer.from_block(
+        layer.get_submodule(family.feed_forward),
+        ep=comms["ep"],
+        tp=comms["tp"],
+        cp=comms["cp"],
+        capacity=plan.training.expert_capacity,
+        aux_loss_coefficient=aux_loss_coefficient,
+    )
+    layer.set_submodule(family.feed_forward, moe)
+
+
+def _recompute_layers(chunks: Sequence[Decoder]) -> None:
+    """Keep only each layer's input; the rest of the forward is run again in the backward.
+
+    Inside the layer's hooks, so that FSDP2 gathers once for both; tokens go to the same experts
+    again without another exchange of counts.
+    """
+    for chunk in chunks:
+        for layer in chunk.layers:
+            layer.forward = partial(
+                checkpoint, layer.forward, use_reentrant=False, context_fn=replaying_context
+            )
+
+
+def _states(
+    plan: Plan, chunks: Sequence[Decoder], comms: dict[Axis, Communicator], *, is_tied: bool
+) -> tuple[States, ...]:
+    """Return the states of dense parameters and, if there are any, of experts."""
+    zero, layout = plan.sharding.zero_stage, plan.layout
+    if zero == 3:
+        shard_fully(
+            chunks,
+            dense=comms["dp_shard_cp"],
+            experts=comms["edp"],
+            dtype=_DTYPES[plan.training.precision],
+        )
+    parameters = local_parameters(chunks, tp=layout.tp, pp=layout.pp, is_tied=is_tied)
+    dense = [p for p in parameters if not p.is_expert]
+    experts = [p for p in parameters if p.is_expert]
+    ends = {"tp": comms["tp"], "pp": comms["pp"]}
+    bucket_bytes = plan.sharding.gradient_bucket_bytes
+    flat = partial(FlatStates, **ends, bucket_bytes=bucket_bytes, dtype=_gradient_dtype(plan))
+    fully_sharded = partial(FullyShardedStates, **ends, bucket_bytes=bucket_bytes)
+    states: list[States] = []
+    if zero == 0:
+        states.append(flat(dense, shard=None, replicate=comms["dp_cp"]))
+    elif zero == 1:
+        states.append(flat(dense, shard=comms["dp_shard_cp"], replicate=comms["dp_replicate"]))
+    else:
+        states.append(fully_sharded(dense, replicate=comms["dp_replicate"]))
+    if experts and zero == 3 and comms["edp"].size > 1:
+        states.append(fully_sharded(experts, replicate=None))
+    elif experts:
+        is_shared_out = zero > 0
+        shard, replicate = (comms["edp"], None) if is_shared_out else (None, comms["edp"])
+        states.append(flat(experts, shard=shard, replicate=replicate))
+    return tuple(states)
+
+
+def _optimizer(
+    plan: Plan, tensors: list[torch.Tensor], learning_rate: float
+) -> torch.optim.Optimizer:
+    if plan.training.optimizer == "sgd":
+        return torch.optim.SGD(tensors, lr=learning_rate)
+    return torch.optim.AdamW(tensors, lr=learning_rate)
+
+
+def _forward_backward(
+    plan: Plan, chunks: Sequence[Decoder], comms: dict[Axis, Communicator]
+) -> ForwardBackward:
+    loss = _loss(comms["tp"])
+    if plan.layout.pp == 1:
+        return partial(_micro_batch_loop, chunks[0], loss, plan.batch.micro_batch_size)
+    dtype = _DTYPES[plan.training.precision]
+    pipeline = build_pipeline(plan, chunks, comms["pp"].group, loss, dtype)
+    has_embedding = any(chunk.embedding is not None for chunk in chunks)
+    has_head = any(chunk.head is not None for chunk in chunks)
+
+    def run_pipeline(inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        arguments: dict[str, Any] = {"target": targets, "losses": losses} if has_head else {}
+        pipeline.step(*((inputs,) if has_embedding else ()), return_outputs=False, **arguments)
+        return losses
+
+    return run_pipeline
+
+
+def _micro_batch_loop(
+    model: nn.Module,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    micro_batch_size: int,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> list[torch.Tensor]:
+    losses = []
+    pieces = zip(
+        torch.split(inputs, micro_batch_size), torch.split(targets, micro_batch_size), strict=True
+    )
+    for tokens, wanted in pieces:
+        value = loss(model(tokens), wanted)
+        value.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        losses.append(value)
+    return losses
+
+
+def _loss(tp: Communicator) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    if tp.size > 1:
+        return lambda logits, targets: vocab_parallel_cross_entropy(logits, targets, tp)
+    return _mean_cross_entropy
+
+
+def _mean_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten())
