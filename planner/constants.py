@@ -15,7 +15,6 @@ __all__ = [
     "COLLECTIVE_LAUNCH_S",
     "COMMUNICATOR_BYTES",
     "CONTEXT_BYTES",
-    "DTENSOR_DISPATCH_S",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
     "LOOPBACK_SENDER_CORES",
@@ -115,15 +114,6 @@ SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
     ),
     "": Constant(0.75, "1", "gemm, attention", 0.1, "assumed as on H100"),
 }
-# Python and dispatch around one DTensor module, on a core; forward once, backward twice.
-DTENSOR_DISPATCH_S: Final = Constant(
-    8e-5,
-    "s",
-    "executor's tensor parallelism",
-    0.3,
-    "2.1 ms of CPU per layer and micro-batch over 27 module passes, torch 2.13 on one x86 core "
-    "(benchmarks/dtensor_dispatch.py)",
-)
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )

@@ -339,11 +339,16 @@ class CollectiveChoice(Document):
 
 
 class TimedOp(Document):
-    """One kind of work on the slowest pipeline rank, and what it costs."""
+    """One kind of work on the pipeline rank that decides about it, and what it costs."""
 
     name: str
     phase: Phase
     block: str = Field(description="block kind the op belongs to; empty = the whole rank")
+    pp_rank: Count = Field(
+        default=0,
+        description="pipeline rank that does it so often: of forward and backward the slowest, of "
+        "gradients and parameters the one with most of them",
+    )
     axis: Axis | None = None
     op: Collective | None = None
     algorithm: Algorithm | None = None

@@ -15,6 +15,7 @@ from planner.constants import (
 )
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, InvalidInputError
+from planner.frameworks import refused_training
 from planner.hardware.devices import Device, custom_device, device
 from planner.model.blocks import block_flop_per_token, layer_kinds
 from planner.model.bundled import load_model
@@ -95,6 +96,7 @@ def build_problem(resolved: ResolvedRequest, calibration: Calibration | None = N
     hardware = _device(resolved.topology)
     _check_precision(hardware, request)
     _check_length(model, request.training.seq_len)
+    _check_training(model, request)
     scales = (
         {}
         if calibration is None
@@ -250,6 +252,20 @@ def _check_length(model: ModelSpec, seq_len: int) -> None:
             f"training.seq_len={seq_len}: {model.name} has {model.learned_positions} learned "
             "positions; use at most that many, or a spec with more learned_positions",
             where="training.seq_len",
+        )
+
+
+def _check_training(model: ModelSpec, request: PlanRequest) -> None:
+    """Refuse what no layout makes run: on this framework, or with this model."""
+    if refused := refused_training(request.framework, request.training):
+        where, why = refused
+        raise InvalidInputError(f"{where}={why}", where=where)
+    capacity = request.training.expert_capacity
+    if capacity is not None and model.experts is None:
+        raise InvalidInputError(
+            f"training.expert_capacity of factor {capacity.factor:g}: {model.name} is dense; "
+            "need a model with experts, or leave it out",
+            where="training.expert_capacity",
         )
 
 

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field
 
 from planner.model.spec import ModelSpec
-from planner.plan import Degree, Document, Framework, RecomputeMode, ScheduleName, TrainingSpec
+from planner.plan import (
+    ContextExchange,
+    Degree,
+    Document,
+    Framework,
+    RecomputeMode,
+    ScheduleName,
+    TrainingSpec,
+)
 from planner.topology.document import TopologyDocument
 
 __all__ = ["Constraints", "HuggingFaceModel", "PlanRequest"]
@@ -63,6 +71,7 @@ class Constraints(Document):
     recompute: RecomputeMode | None = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     sequence_parallel: bool | None = None
+    context_exchange: ContextExchange | None = None
 
 
 class PlanRequest(Document):

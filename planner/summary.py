@@ -90,8 +90,7 @@ def memory_parts(stage: StageMemory) -> list[Part]:
 
 def layout_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return (what, how) of every decision but the collectives, in words."""
-    sharding, batch, training = plan.sharding, plan.batch, plan.training
-    sequences = "sequence parallel" if sharding.sequence_parallel else "no sequence parallel"
+    batch, training = plan.batch, plan.training
     model, params = plan.model, f"{format_count(plan.model.num_params)} parameters"
     if _has_experts(plan):
         params += f" ({format_count(model.num_active_params)} active)"
@@ -104,7 +103,7 @@ def layout_rows(plan: Plan) -> list[tuple[str, str]]:
             f"x dp {plan.layout.dp}",
         ),
         ("pipeline", _pipeline(plan)),
-        ("sharding", f"ZeRO-{sharding.zero_stage}, {sequences}, {_recompute(plan)}"),
+        ("sharding", ", ".join(_sharding(plan))),
         ("model", f"{params}, {training.precision}, {training.optimizer}"),
     ]
 
@@ -162,6 +161,21 @@ def _pipeline(plan: Plan) -> str:
     return f"{plan.pipeline.schedule}, {len(stages)} stages{each}: {layers}"
 
 
+def _sharding(plan: Plan) -> Iterator[str]:
+    sharding, capacity = plan.sharding, plan.training.expert_capacity
+    yield f"ZeRO-{sharding.zero_stage}"
+    yield "sequence parallel" if sharding.sequence_parallel else "no sequence parallel"
+    if plan.layout.cp > 1:
+        yield (
+            "keys and values in a ring"
+            if sharding.context_exchange == "ring"
+            else ("keys and values gathered")
+        )
+    if capacity is not None:
+        yield f"experts padded to a capacity of {capacity.factor:g} ({capacity.convention})"
+    yield _recompute(plan)
+
+
 def _recompute(plan: Plan) -> str:
     return f"{'no' if plan.recompute == 'none' else plan.recompute} recompute"
 
@@ -215,11 +229,16 @@ def _degree_arguments(plan: Plan) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}"
     if layout.cp > 1:
-        yield "--cp-comm-type p2p"
+        exchange = {"ring": "p2p", "all_gather": "all_gather"}[plan.sharding.context_exchange]
+        yield f"--cp-comm-type {exchange}"
     if _has_experts(plan) or layout.ep * layout.etp > 1:
         yield f"--expert-model-parallel-size {layout.ep}"
         yield f"--expert-tensor-parallel-size {layout.etp}"
         yield "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+    if (capacity := plan.training.expert_capacity) is not None:
+        policy = {"probability": "probs", "position": "position"}[capacity.drop]
+        yield f"--moe-expert-capacity-factor {capacity.factor:g} --moe-pad-expert-input-to-capacity"
+        yield f"--moe-token-drop-policy {policy}"
     if layout.pp > 1:
         stages = "|".join(
             "E" * stage.embedding + "t" * stage.num_layers + "L" * stage.head

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from planner.calibrate.apply import fitted_fabric
-from planner.calibrate.runs import Measured, plan_candidate
+from planner.calibrate.runs import NOT_TRANSFERS, Measured, plan_candidate
 from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
@@ -34,8 +34,6 @@ from planner.topology.fabric import Fabric
 
 __all__ = ["fit_calibration"]
 
-# A send waits for the pipeline, not for the wire.
-_NOT_TRANSFERS: Final = ("send_recv",)
 _UNLIMITED_BYTES_PER_S: Final = 1e30
 # What is left of a measurement for the level it is fitted to, where other terms would take all.
 _LEAST_SHARE: Final = 0.05
@@ -197,7 +195,7 @@ def _transfers(one: Measured) -> list[_Transfer]:
     calls: dict[_Call, dict[int, tuple[float, ...]]] = defaultdict(dict)
     for timings in one.run.ranks:
         for timing in timings.collectives:
-            if timing.op not in _NOT_TRANSFERS:
+            if timing.op not in NOT_TRANSFERS:
                 key = _Call(
                     timing.axis, timing.op, timing.algorithm, timing.size_bytes, timing.is_probe
                 )

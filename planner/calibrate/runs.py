@@ -9,7 +9,7 @@ import numpy as np
 from planner.cost.collectives import legal_algorithms
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
 from planner.model.blocks import model_flop_per_token
 from planner.plan import (
     Calibration,
@@ -20,10 +20,13 @@ from planner.plan import (
     document_hash,
 )
 
-__all__ = ["Measured", "check_calibration", "check_run", "plan_candidate"]
+__all__ = ["NOT_TRANSFERS", "Measured", "check_calibration", "check_run", "plan_candidate"]
 
 # Below a clock tick or beyond eleven days nothing was measured.
 _SECONDS_RANGE: Final = (1e-9, 1e6)
+# Nothing is fitted to these: a send waits for the pipeline and not for the wire, and the others
+# happen when all tokens of all ranks want the experts of one.
+NOT_TRANSFERS: Final = ("send_recv", "gather", "scatter")
 _PER_STEP: Final = ("step_s", "forward_backward_s", "optimizer_s")
 # Clocks of one rank read in turn may overlap by this much.
 _CLOCK_SLACK: Final = 1.01
@@ -153,12 +156,11 @@ def _parts_of_steps(timings: RankTimings) -> Iterator[tuple[str, str]]:
 def _timing_problems(
     timing: CollectiveTiming, measured: Measured, field: str
 ) -> Iterator[tuple[str, str]]:
-    degree = measured.plan.layout.degree(timing.axis)
+    is_message = timing.op == "send_recv"  # it has two ends, however many ranks the axis has
+    degree = 2 if is_message else measured.plan.layout.degree(timing.axis)
     if timing.group_size != degree:
-        yield (
-            f"is {timing.group_size}; {timing.axis} has {degree} in the plan",
-            f"{field}.group_size",
-        )
+        group = "a message" if is_message else timing.axis
+        yield f"is {timing.group_size}; {group} has {degree} in the plan", f"{field}.group_size"
     if not 1 <= timing.size_bytes <= _LARGEST_MESSAGE_BYTES:
         yield (
             f"is {timing.size_bytes}; need 1 to {_LARGEST_MESSAGE_BYTES}",
@@ -171,6 +173,8 @@ def _timing_problems(
 def _algorithm_problem(
     timing: CollectiveTiming, problem: Problem, field: str
 ) -> Iterator[tuple[str, str]]:
+    if timing.op in NOT_TRANSFERS:
+        return
     legal = legal_algorithms(problem.fabric, problem.framework, timing.axis, timing.op)
     if timing.algorithm not in legal:
         yield f"is {timing.algorithm!r}; {timing.op} has {', '.join(legal) or 'none here'}", field
@@ -211,5 +215,6 @@ def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
         "recompute": RECOMPUTE_MODES.index(plan.recompute),
         "zero_stage": plan.sharding.zero_stage,
         "sequence_parallel": plan.sharding.sequence_parallel,
+        "context_exchange": CONTEXT_EXCHANGES.index(plan.sharding.context_exchange),
     }
     return Candidates(**{name: np.array([value]) for name, value in values.items()})

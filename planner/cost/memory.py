@@ -12,8 +12,9 @@ import numpy as np
 from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
 from planner.cost.shares import block_share, rank_parameters, shards
-from planner.cost.work import sharded_tokens, tokens
-from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
+from planner.cost.work import key_value_bytes, routed_rows, sharded_tokens, tokens
+from planner.frameworks import keeps_gathered_inputs
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.model.spec import LatentAttention
 from planner.pipeline.laws import in_flight
@@ -22,6 +23,7 @@ __all__ = ["Memory", "activation_bytes", "memory", "optimizer_bytes"]
 
 _FULL = RECOMPUTE_MODES.index("full")
 _SELECTIVE = RECOMPUTE_MODES.index("selective")
+_ALL_GATHER = CONTEXT_EXCHANGES.index("all_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,20 @@ def activation_bytes(
     Per token, outside the tensor-parallel regions: inputs and outputs of both norms (and the
     dropout masks); inside: q, k, v, attention output, its log-sum-exp, and the feed-forward's
     intermediate tensors. ``selective`` drops the outputs of norms and of the experts' activation
-    function; ``full`` keeps the block's input alone. An unfused attention adds 5 bytes per head
-    and key.
+    function; ``full`` keeps the block's input alone. A framework that keeps gathered inputs has
+    the outputs of norms whole where a tensor-parallel region reads them. An unfused attention adds
+    5 bytes per head and key.
     """
     model, beta = problem.model, weight_bytes(problem.training)
     h = model.hidden_size
-    if kind in ("embedding", "head"):  # the head keeps its norm's input and output
-        return sharded_tokens(problem, c) * h * beta * (2 if kind == "head" else 0)
     outside, inside = sharded_tokens(problem, c), tokens(problem, c) / c.tp
-    norm_out = 2 * h * beta * outside
+    kept_whole = c.sequence_parallel & keeps_gathered_inputs(problem.framework)
+    read = np.where(kept_whole, tokens(problem, c), outside)
+    if kind == "embedding":
+        return np.zeros(len(c))
+    if kind == "head":  # its norm's input and output
+        return h * beta * (outside + read)
+    norm_out = h * beta * (read + read)
     norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
     attention = _attention_bytes(problem, c, inside, outside)
     if not fused_attention:
@@ -106,7 +113,9 @@ def activation_bytes(
     if kind == "moe" and model.experts is not None:
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
-        rows = moe.top_k * outside
+        of_shared = np.where(kept_whole & (width > 0), read, 0)
+        norm_out = h * beta * (read + outside + of_shared)
+        rows = routed_rows(problem, c)
         # input and output of the experts on all etp ranks' rows, and the copy in expert order
         widths = (3 if gated else 2) * moe.expert_hidden_size + (2 * c.etp + 1) * h
         routed = rows * beta * widths
@@ -157,7 +166,11 @@ def _gathered(problem: Problem, c: Candidates) -> Column:
 
 
 def _activations(problem: Problem, c: Candidates) -> Column:
-    """Return activations in flight, and one block's full set while it is recomputed."""
+    """Return activations in flight, and what one block adds while it is in use.
+
+    That is its full set while it is recomputed, and all context-parallel ranks' keys and values
+    with their gradients where they are gathered.
+    """
     splits = problem.splits
     counts, first = splits.counts[c.split], splits.first_rank[c.split]
     kept = np.zeros(counts.shape[:2])
@@ -176,14 +189,18 @@ def _activations(problem: Problem, c: Candidates) -> Column:
         c.virtual_stages[:, None],
         first,
     )
-    return kept * held + np.where(c.recompute == _FULL, transient, 0.0)[:, None]
+    in_use = np.where(c.recompute == _FULL, transient, 0.0)
+    gathers = (c.cp > 1) & (c.context_exchange == _ALL_GATHER)
+    in_use = in_use + np.where(gathers, 2 * c.cp * key_value_bytes(problem, c), 0.0)
+    return kept * held + in_use[:, None]
 
 
 def _logits(problem: Problem, c: Candidates) -> Column:
-    """Return logits and their fp32 copy, on the rank with the head, [rows, profiles]."""
+    """Return logits and their copy, fp32 at least, where the head is: [rows, profiles]."""
     size = tokens(problem, c) * problem.model.vocab_size / c.tp
     head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
-    return head * (size * (weight_bytes(problem.training) + 4))[:, None]
+    beta = weight_bytes(problem.training)
+    return head * (size * (beta + max(4, beta)))[:, None]
 
 
 def _moe_buffers(problem: Problem, c: Candidates) -> Column:
@@ -192,7 +209,7 @@ def _moe_buffers(problem: Problem, c: Candidates) -> Column:
     if moe is None:
         return np.zeros(len(c))
     several = (c.ep > 1) | (c.etp > 1)
-    rows = sharded_tokens(problem, c) * moe.top_k * np.where(several, 1 + c.etp, 0)
+    rows = routed_rows(problem, c) * np.where(several, 1 + c.etp, 0)
     return rows * problem.model.hidden_size * weight_bytes(problem.training)
 
 

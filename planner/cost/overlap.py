@@ -16,7 +16,8 @@ __all__ = ["BLOCK_OVERLAPS", "RANK_OVERLAPS", "exposed_s"]
 
 # Block op -> the ops of the same block and pass that it runs beside.
 #   tp regather: while the input gradient of the same product is computed (2205.05198, 4.2.2)
-#   cp ring:     the next keys and values travel while the present ones are used (2310.01889)
+#   cp ring:     the next keys and values travel while the present ones are used (2310.01889);
+#                an all_gather of them is waited for (Megatron-LM, cp_comm_type)
 BLOCK_OVERLAPS: Final[dict[str, tuple[str, ...]]] = {
     "attention_tp_regather": ("attention_q", "attention_kv", "attention_qkv"),
     "ffn_tp_regather": ("ffn_up",),
@@ -28,7 +29,7 @@ BLOCK_OVERLAPS: Final[dict[str, tuple[str, ...]]] = {
 # Rank op -> pass. Gradients travel while earlier layers go backward, parameters while layers
 # before theirs go forward; in the last or first micro-batch, or in each of them with ZeRO-2 / 3.
 # The first parameters find nothing to hide under, the last gradients nothing left: one call of
-# each pass is always exposed.
+# each pass (``Communication.edges``) is always exposed.
 RANK_OVERLAPS: Final[dict[str, Literal["forward", "backward"]]] = {
     "gradient_reduce": "backward",
     "gradient_scatter": "backward",

@@ -4,10 +4,10 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.constants import DTENSOR_DISPATCH_S, SUSTAINED_CLOCK
+from planner.constants import SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose, legal_algorithms
 from planner.cost.problem import Problem
-from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound, Op
+from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import axis_group
@@ -57,11 +57,8 @@ def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
     return Timed(op, once, once * op.repeats)
 
 
-def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound | HostWork) -> Column:
+def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:
     device, precision = problem.device, problem.training.precision
-    if isinstance(op, HostWork):
-        each = DTENSOR_DISPATCH_S.value * problem.compute_scale
-        return np.full(len(op.repeats), op.num_calls * each)
     if isinstance(op, MemoryBound):
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
         return memory_bound_s(device, op.num_bytes) * scale

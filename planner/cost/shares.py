@@ -6,7 +6,7 @@ from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
 
-__all__ = ["block_share", "rank_parameters", "shards"]
+__all__ = ["block_share", "fullest_profile", "rank_parameters", "shards"]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
@@ -37,6 +37,12 @@ def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
         dense += counts[:, :, index] * dense_share[:, None]
         experts += counts[:, :, index] * expert_share[:, None]
     return dense, experts
+
+
+def fullest_profile(problem: Problem, c: Candidates) -> Column:
+    """Return the profile of the pipeline rank with most parameters, [rows]."""
+    dense, experts = rank_parameters(problem, c)
+    return np.argmax(dense + experts, axis=1)
 
 
 def shards(c: Candidates) -> Column:

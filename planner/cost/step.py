@@ -14,6 +14,7 @@ import numpy as np
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
+from planner.cost.shares import fullest_profile
 from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
@@ -35,6 +36,7 @@ CHUNK_ROWS: Final = 8192
 # Where an exposed second is booked; etp belongs to the experts.
 _PARTS: Final = ("compute", "tp", "cp", "ep")
 _COMPUTE: Final = 0
+_ENDS: Final = [BLOCK_KINDS.index("embedding"), BLOCK_KINDS.index("head")]
 _PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
 
 
@@ -65,12 +67,14 @@ class Priced:
 class Exposed:
     """A timed op with what is left of it after overlap.
 
-    ``repeats`` and ``exposed_s`` are per step on the slowest pipeline rank, shape [rows];
-    ``block`` is empty for what the whole rank does.
+    ``repeats`` and ``exposed_s`` are per step on pipeline rank ``pp_rank``, shape [rows]: the
+    slowest, or for what is done once per step the one with most parameters. ``block`` is empty for
+    what the whole rank does.
     """
 
     timed: Timed
     block: BlockKind | None
+    pp_rank: Column
     repeats: Column
     exposed_s: Column
 
@@ -93,7 +97,7 @@ def price(problem: Problem, candidates: Candidates) -> Priced:
 
 
 def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
-    """Return every op of the slowest pipeline rank of one candidate.
+    """Return every op of one candidate, each on the pipeline rank that decides about it.
 
     Priced by the same functions as ``price``; a test adds them up to its breakdown.
     """
@@ -101,19 +105,24 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     m = candidate.num_micro_batches
     # ranks that share cores: what a second of compute becomes in the step
     stretched = price(problem, candidate).compute_s / (m * folded.slowest[:, :, _COMPUTE].sum())
+    first_rank = problem.splits.first_rank
+    slowest = first_rank[candidate.split, folded.profile]
+    fullest = first_rank[candidate.split, fullest_profile(problem, candidate)]
     found: list[Exposed] = []
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, candidate, kind):
             times = folded.counts[:, index] * m
             if not isinstance(timed.op, Communication):
                 exposed = exposed * stretched
-            found.append(Exposed(timed, kind, timed.op.repeats * times, exposed * times))
-    send = seconds(problem, candidate, [stage_send(problem, candidate)])[0]
+            found.append(Exposed(timed, kind, slowest, timed.op.repeats * times, exposed * times))
+    ends = folded.counts[:, _ENDS].sum(axis=1)
+    send = seconds(problem, candidate, [stage_send(problem, candidate, ends)])[0]
     filled = _fill_sends(candidate) * send.seconds
-    found.append(Exposed(send, None, np.asarray(send.op.repeats), filled))
+    found.append(Exposed(send, None, slowest, np.asarray(send.op.repeats), filled))
     rank = seconds(problem, candidate, rank_work(problem, candidate))
     for timed, exposed in zip(rank, _exposed_rank(problem, candidate, folded, rank), strict=True):
-        found.append(Exposed(timed, None, np.asarray(timed.op.repeats), exposed))
+        unit = timed.op.unit if isinstance(timed.op, Communication) else None
+        found.append(Exposed(timed, unit, fullest, np.asarray(timed.op.repeats), exposed))
     return found
 
 
@@ -170,17 +179,19 @@ class _Folded:
     """Block seconds added up over pipeline ranks, per micro-batch.
 
     Attributes:
-        counts: Blocks of each kind on the slowest pipeline rank, shape [rows, kinds].
+        profile: Of the slowest pipeline rank, shape [rows].
+        counts: Blocks of each kind there, shape [rows, kinds].
         slowest: Its seconds, shape [rows, (forward, backward), parts].
         total: Of all pipeline ranks, shape [rows, parts].
     """
 
+    profile: Column
     counts: Column
     slowest: Column
     total: Column
 
     def take(self, rows: Column) -> "_Folded":
-        return _Folded(self.counts[rows], self.slowest[rows], self.total[rows])
+        return _Folded(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 def _fold(problem: Problem, c: Candidates) -> _Folded:
@@ -190,9 +201,11 @@ def _fold(problem: Problem, c: Candidates) -> _Folded:
     splits = problem.splits
     counts = splits.counts[c.split]
     per_rank = np.einsum("rpk,rk->rp", counts, table.sum(axis=(2, 3)))
-    chosen = counts[np.arange(len(c)), np.argmax(per_rank, axis=1)]
+    profile = np.argmax(per_rank, axis=1)
+    chosen = counts[np.arange(len(c)), profile]
     blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
     return _Folded(
+        profile,
         chosen,
         np.einsum("rk,rkdq->rdq", chosen, table),
         np.einsum("rk,rkdq->rq", blocks, table),
@@ -221,7 +234,8 @@ def _exposed_rank(
             exposed = exposed * load
         elif overlap and under is not None:
             passes = np.maximum(1, op.passes)
-            exposed = exposed_s(timed.total_s, budget[under] * passes, timed.seconds * passes)
+            always = timed.seconds * passes * op.edges
+            exposed = exposed_s(timed.total_s, budget[under] * passes, always)
             budget[under] = np.maximum(0.0, budget[under] - timed.total_s / passes)
         found.append(exposed)
     return found
@@ -244,7 +258,8 @@ def _fill_sends(c: Candidates) -> Column:
 
 
 def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Timed]) -> Priced:
-    send = seconds(problem, c, [stage_send(problem, c)])[0].seconds
+    nobody = np.zeros(len(c))
+    send = seconds(problem, c, [stage_send(problem, c, nobody)])[0].seconds
     m = c.num_micro_batches
     slowest = folded.slowest.sum(axis=1)
     waiting = slowest[:, _COMPUTE + 1 :].sum(axis=1)
@@ -259,14 +274,15 @@ def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Tim
     loop = step_s(stage, host, c.schedule, c.pp, m, c.virtual_stages)
     filled = np.minimum(_fill_sends(c) * send, np.maximum(0.0, loop - m * waiting))
     compute = np.minimum(m * slowest[:, _COMPUTE] * host.load, loop - m * waiting - filled)
-    booked = {"dp": np.zeros(len(c)), "pp": filled, "optimizer": np.zeros(len(c))}
+    booked = {"tp": m * slowest[:, _PARTS.index("tp")], "pp": filled}
+    booked |= {"dp": nobody, "optimizer": nobody}
     for timed, exposed in zip(rank, _exposed_rank(problem, c, folded, rank), strict=True):
         axis = timed.op.axis if isinstance(timed.op, Communication) else "optimizer"
         part = axis if axis in booked else "dp"
         booked[part] = booked[part] + exposed
     return Priced(
         compute_s=compute,
-        tp_exposed_s=m * slowest[:, _PARTS.index("tp")],
+        tp_exposed_s=booked["tp"],
         cp_exposed_s=m * slowest[:, _PARTS.index("cp")],
         ep_exposed_s=m * slowest[:, _PARTS.index("ep")],
         dp_exposed_s=booked["dp"],

@@ -8,9 +8,14 @@ Symbols: ``T`` = micro_batch_size * seq_len / cp tokens of a micro-batch on one 
 ``h`` hidden, ``β`` bytes per element. Tensor parallelism is Megatron's (1909.08053): per attention
 and per feed-forward one column-split and one row-split product. With sequence parallelism
 (2205.05198) an all_gather precedes, a reduce_scatter follows, and the backward gathers the stored
-shards once more; without it one all_reduce follows in each direction. Context parallelism is
-the ring over keys and values. Experts: tokens sharded over tp go to their experts by all_to_all,
-routing balanced. Attention is fused (no score matrix is stored or moved).
+shards once more unless the framework keeps them whole; without it one all_reduce follows in each
+direction. Context parallelism passes keys and values around in a ring, or gathers them. Experts:
+tokens sharded over tp go to their experts by all_to_all; dropless after an exchange of the counts,
+routing balanced, or every expert's capacity. Attention is fused (no score matrix is stored or
+moved).
+
+ZeRO-0 and 1 send a rank's gradients and parameters in buckets, once per step; ZeRO-2 and 3 are
+FSDP and send them block by block, for every micro-batch.
 """
 
 from collections.abc import Iterable
@@ -22,24 +27,32 @@ import numpy as np
 
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
-from planner.cost.shares import rank_parameters, shards
-from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
-from planner.model.blocks import BlockKind, attention_flop_per_token
+from planner.cost.shares import block_share, fullest_profile, rank_parameters, shards
+from planner.frameworks import keeps_gathered_inputs
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
+from planner.model.blocks import (
+    BLOCK_KINDS,
+    BlockKind,
+    attention_flop_per_token,
+    layer_kinds,
+    sequence_parallel_parameters,
+)
 from planner.model.spec import LatentAttention
 from planner.plan import Axis, Collective, Phase
+from planner.routing import expert_capacity
 
 __all__ = [
     "BLOCK_COLUMNS",
-    "DTENSOR_MODULES_PER_LAYER",
     "RANK_COLUMNS",
     "AttentionCore",
     "Communication",
     "Gemm",
-    "HostWork",
     "MemoryBound",
     "Op",
     "block_work",
+    "key_value_bytes",
     "rank_work",
+    "routed_rows",
     "sharded_tokens",
     "stage_send",
     "tokens",
@@ -54,6 +67,7 @@ BLOCK_COLUMNS: Final = (
     "micro_batch_size",
     "recompute",
     "sequence_parallel",
+    "context_exchange",
 )
 
 # The only columns that rank_work reads.
@@ -68,16 +82,18 @@ RANK_COLUMNS: Final = (
     "split",
     "zero_stage",
     "num_micro_batches",
+    "sequence_parallel",
 )
 
-# What the executor's tensor parallelism wraps in a layer: 7 products and the input of 2 blocks.
-DTENSOR_MODULES_PER_LAYER: Final = 9
-
+_RING: Final = CONTEXT_EXCHANGES.index("ring")
 _FULL: Final = RECOMPUTE_MODES.index("full")
 _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
 # Cheap to redo, large to keep: Megatron's --recompute-modules layernorm moe_act. It has no module
 # that redoes the activation function of a dense feed-forward alone.
 _SELECTIVE_OPS: Final = ("norms", "expert_activation")
+# What the forward alone does: backward and recompute know from it which rows go where.
+_FORWARD_ONLY: Final = "ep_counts"
+_COUNT_BYTES: Final = 8  # int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +142,12 @@ class MemoryBound:
 
 
 @dataclass(frozen=True, slots=True)
-class HostWork:
-    """Work of the framework itself, on the CPU: ``num_calls`` module passes."""
-
-    name: str
-    phase: Phase
-    repeats: Column
-    num_calls: int
-
-
-@dataclass(frozen=True, slots=True)
 class Communication:
     """One collective on an axis; ``size_bytes`` is nccl-tests' S.
 
-    A rank op is done in ``passes`` per step, each beside one forward or backward.
+    A rank op is done in ``passes`` per step, each beside one forward or backward, of which
+    ``edges`` calls find nothing to hide under. ``unit`` is the block whose parameters are sent,
+    where they are sent block by block.
     """
 
     name: str
@@ -149,9 +157,11 @@ class Communication:
     op: Collective
     size_bytes: Column
     passes: Column | float = 1.0
+    edges: Column | float = 1.0
+    unit: BlockKind | None = None
 
 
-Op: TypeAlias = Gemm | AttentionCore | MemoryBound | HostWork | Communication
+Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication
 
 
 def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
@@ -167,10 +177,7 @@ def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
     else:
         forward += _moe_forward(problem, c, once)
     forward += _element_wise(problem, c, once, kind)
-    if problem.framework == "executor":
-        split = once * (c.tp > 1)
-        forward.append(HostWork("dtensor_dispatch", "forward", split, DTENSOR_MODULES_PER_LAYER))
-    return [*forward, *_backward(forward, c), *_recompute(forward, c)]
+    return [*forward, *_backward(problem, forward), *_recompute(forward, c)]
 
 
 def tokens(problem: Problem, c: Candidates) -> Column:
@@ -183,61 +190,99 @@ def sharded_tokens(problem: Problem, c: Candidates) -> Column:
     return tokens(problem, c) / np.where(c.sequence_parallel, c.tp, 1)
 
 
-def stage_send(problem: Problem, c: Candidates) -> Communication:
-    """Return the send of one micro-batch's activations to the next stage.
+def routed_rows(problem: Problem, c: Candidates) -> Column:
+    """Return the rows that a rank sends to the experts of one layer, [rows].
 
-    Happens forward and backward at every boundary: twice per micro-batch and chunk.
+    Dropless top_k for every token; with a capacity that many for every expert, used or not.
+    """
+    moe, asked = problem.model.experts, problem.training.expert_capacity
+    assert moe is not None, "rows are routed only in a model with experts"
+    own = sharded_tokens(problem, c)
+    if asked is None:
+        return own * moe.top_k
+    sizes, inverse = np.unique(own, return_inverse=True)
+    capacities = [
+        expert_capacity(
+            int(size),
+            moe.num_experts,
+            moe.top_k,
+            asked.factor,
+            asked.convention,
+            asked.min_capacity,
+            asked.alignment,
+        )
+        for size in sizes
+    ]
+    return moe.num_experts * np.array(capacities, dtype=float)[inverse]
+
+
+def key_value_bytes(problem: Problem, c: Candidates) -> Column:
+    """Return bytes of the keys and values of a micro-batch's own tokens on one rank, [rows]."""
+    a = problem.model.attention
+    if isinstance(a, LatentAttention):
+        width = a.num_heads * (a.qk_nope_head_dim + a.qk_rope_head_dim + a.v_head_dim) / c.tp
+    else:
+        width = 2 * np.maximum(a.num_kv_heads / c.tp, 1) * a.head_dim
+    return tokens(problem, c) * width * weight_bytes(problem.training)
+
+
+def stage_send(problem: Problem, c: Candidates, ends: Column) -> Communication:
+    """Return the send of one micro-batch's activations, or of their gradients, to the next stage.
+
+    A rank sends both ways from every chunk, but for the model's ``ends`` on it (embedding and
+    head, 0 to 2): nothing comes before the one or after the other.
     """
     size = sharded_tokens(problem, c) * problem.model.hidden_size * weight_bytes(problem.training)
-    repeats = np.where(c.pp > 1, 2 * c.num_micro_batches * c.virtual_stages, 0)
+    repeats = c.num_micro_batches * (2 * c.virtual_stages - ends)
     return Communication("pp_send", "step", repeats, "pp", "send_recv", size)
 
 
 def rank_work(problem: Problem, c: Candidates) -> list[Op]:
     """Return the ops that a rank does per step: gradients, parameters, optimizer.
 
-    Sizes are those of the pipeline rank with most parameters. Gradients are reduced in buckets;
-    with ZeRO-2 and 3 in every micro-batch, else once.
+    Sizes are those of the pipeline rank with most parameters.
     """
-    of_dense, of_experts = rank_parameters(problem, c)
-    fullest = np.argmax(of_dense + of_experts, axis=1)
-    rows = np.arange(len(c))
-    dense, experts = of_dense[rows, fullest], of_experts[rows, fullest]
-    ops = _data_parallel(problem, c, dense, prefix="", whole="dp_cp", shard="dp_shard_cp")
-    ops.append(_replicas(problem, c, dense))
+    fullest, rows = fullest_profile(problem, c), np.arange(len(c))
+    dense, experts = (params[rows, fullest] for params in rank_parameters(problem, c))
+    blocks = problem.splits.counts[c.split, fullest]
+    ops = [
+        *_buckets(problem, c, dense, prefix="", whole="dp_cp", shard="dp_shard_cp"),
+        *_units(problem, c, blocks),
+        _replicas(problem, c, dense),
+        _sequence_parallel_reduce(problem, c, blocks),
+    ]
     if problem.model.experts is not None:
-        ops += _data_parallel(problem, c, experts, prefix="expert_", whole="edp", shard="edp")
+        ops += _buckets(problem, c, experts, prefix="expert_", whole="edp", shard="edp")
     if problem.model.tied_embeddings:
         vocabulary = problem.model.hidden_size * problem.model.vocab_size / c.tp
         # two ranks exchanging S both ways move what one send of S moves
-        size = vocabulary * gradient_bytes(problem.training)
+        size = vocabulary * gradient_bytes(problem.training) / _gradient_shards(c)
         tied = np.where(c.pp > 1, 1, 0)
         ops.append(Communication("tied_embedding", "step", tied, "pp", "send_recv", size))
-    ops.append(_optimizer(problem, c, dense, experts))
-    return ops
+    return [*ops, _optimizer(problem, c, dense, experts)]
 
 
 # --------------------------------------------------------------------------- attention
 
 
 def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
-    model, beta = problem.model, weight_bytes(problem.training)
+    model = problem.model
     h, a, t, tok = model.hidden_size, model.attention, c.tp, tokens(problem, c)
     ops: list[Op] = []
     gathered = h  # elements per token that the tensor-parallel ranks exchange
     if isinstance(a, LatentAttention):
         # The narrow products have whole weights on every rank and run on its own tokens; what is
         # gathered is the latent (Megatron-LM, multi_latent_attention).
-        own = sharded_tokens(problem, c)
+        local = sharded_tokens(problem, c)
         qk = a.qk_nope_head_dim + a.qk_rope_head_dim
         q_in = h if a.q_lora_rank is None else a.q_lora_rank
         kv_latent = a.kv_lora_rank + a.qk_rope_head_dim
         gathered = q_in + kv_latent
         if a.q_lora_rank is not None:
-            ops.append(_gemm("attention_q_down", once, own, a.q_lora_rank, h))
+            ops.append(_gemm("attention_q_down", once, local, a.q_lora_rank, h))
         ops += [
             _gemm("attention_q", once, tok, a.num_heads * qk / t, q_in),
-            _gemm("attention_kv_down", once, own, kv_latent, h),
+            _gemm("attention_kv_down", once, local, kv_latent, h),
             _gemm(
                 "attention_kv",
                 once,
@@ -248,7 +293,6 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
         ]
         head_dim = qk
         out_width = a.num_heads * a.v_head_dim / t
-        kv_width = a.num_heads * (qk + a.v_head_dim) / t
     else:
         head_dim = a.head_dim
         kv_heads = np.maximum(a.num_kv_heads / t, 1)
@@ -256,12 +300,15 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
         kv_width = 2 * kv_heads * a.head_dim
         ops.append(_gemm("attention_qkv", once, tok, out_width + kv_width, h))
     flop = tok * attention_flop_per_token(model, problem.training.seq_len) / t
-    hops = (c.cp - 1) * once
+    own = key_value_bytes(problem, c)
+    hops = (c.cp - 1) * once * (c.context_exchange == _RING)
+    gathers = once * ((c.cp > 1) & (c.context_exchange != _RING))
     queries = problem.training.seq_len / c.cp
     heads = c.micro_batch_size * a.num_heads / t
     return [
         *ops,
-        Communication("cp_ring", "forward", hops, "cp", "send_recv", tok * kv_width * beta),
+        Communication("cp_ring", "forward", hops, "cp", "send_recv", own),
+        Communication("cp_gather", "forward", gathers, "cp", "all_gather", c.cp * own),
         AttentionCore("attention_core", "forward", once, flop, queries, heads, head_dim),
         _gemm("attention_out", once, tok, h, out_width),
         *_tensor_parallel_pair("attention", problem, c, once, gathered),
@@ -308,17 +355,22 @@ def _dense_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
 
 
 def _moe_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
+    """Return router, exchanges and experts; a capacity is known to all, so no counts are sent."""
     model, beta = problem.model, weight_bytes(problem.training)
     moe = model.experts
     assert moe is not None, "a moe block exists only in a model with experts"
     h, tok = model.hidden_size, sharded_tokens(problem, c)
-    sent = tok * moe.top_k * h * beta
+    routed = routed_rows(problem, c)
+    sent = routed * h * beta
     num_local = moe.num_experts / c.ep
-    rows = tok * moe.top_k * c.etp / num_local  # per local expert, routing balanced
+    rows = routed * c.etp / num_local  # per local expert, routing balanced
+    counted = once * ((c.ep > 1) & (problem.training.expert_capacity is None))
+    counts = _COUNT_BYTES * (moe.num_experts + c.ep)
     up = (2 if moe.gated else 1) * moe.expert_hidden_size / c.etp
     several_etp = once * (c.etp > 1)
     ops: list[Op] = [
         _gemm("router", once, tok, moe.num_experts, h),
+        Communication("ep_counts", "forward", counted, "ep", "all_to_all", counts),
         Communication("ep_dispatch", "forward", once, "ep", "all_to_all", sent),
         Communication("etp_gather", "forward", several_etp, "etp", "all_gather", sent * c.etp),
         _gemm("experts_up", once, rows, up, h, groups=num_local),
@@ -348,7 +400,7 @@ def _element_wise(problem: Problem, c: Candidates, once: Column, kind: BlockKind
     if kind == "moe" and model.experts is not None:
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
-        routed = outside * moe.top_k * moe.expert_hidden_size
+        routed = routed_rows(problem, c) * beta * moe.expert_hidden_size
     else:
         width, gated, routed = model.feed_forward.hidden_size, model.feed_forward.gated, 0.0 * once
     per_element = 3 if gated else 2
@@ -385,20 +437,22 @@ def _head(problem: Problem, c: Candidates, once: Column) -> list[Op]:
     size = tok * h * beta
     logits = tok * model.vocab_size / c.tp
     sharded = once * c.sequence_parallel
+    regathered = sharded * (not keeps_gathered_inputs(problem.framework))
     whole = once * ((c.tp > 1) & ~c.sequence_parallel)
     split = once * (c.tp > 1)
+    wide = max(4, beta)  # bytes of the loss's numbers
     norm = 2 * h * sharded_tokens(problem, c) * beta
     product = _gemm("head", once, tok, model.vocab_size / c.tp, h)
     return [
         MemoryBound("final_norm", "forward", once, norm),
         Communication("head_tp_gather", "forward", sharded, "tp", "all_gather", size),
         product,
-        # logits in, fp32 copy out and in again for max, exponential and sum
-        MemoryBound("loss", "forward", once, logits * (beta + 3 * 4)),
-        Communication("loss_tp_reduce", "forward", 3 * split, "tp", "all_reduce", 4 * tok),
-        MemoryBound("loss", "backward", once, logits * (4 + beta)),
+        # logits in, wide copy out and in again for max, exponential and sum
+        MemoryBound("loss", "forward", once, logits * (beta + 3 * wide)),
+        Communication("loss_tp_reduce", "forward", 3 * split, "tp", "all_reduce", wide * tok),
+        MemoryBound("loss", "backward", once, logits * (wide + beta)),
         *_gemm_backward(product),
-        Communication("head_tp_regather", "weight_gradient", sharded, "tp", "all_gather", size),
+        Communication("head_tp_regather", "weight_gradient", regathered, "tp", "all_gather", size),
         Communication("head_tp_scatter", "backward", sharded, "tp", "reduce_scatter", size),
         Communication("head_tp_reduce", "backward", whole, "tp", "all_reduce", size),
         MemoryBound("final_norm", "backward", once, 1.5 * norm),
@@ -420,8 +474,9 @@ _BACKWARD_BYTES: Final = {
 }
 
 
-def _backward(forward: Iterable[Op], c: Candidates) -> list[Op]:
+def _backward(problem: Problem, forward: Iterable[Op]) -> list[Op]:
     """Return the transposed ops of a decoder layer."""
+    regathers = not keeps_gathered_inputs(problem.framework)
     ops: list[Op] = []
     for op in forward:
         if isinstance(op, Gemm):
@@ -433,16 +488,25 @@ def _backward(forward: Iterable[Op], c: Candidates) -> list[Op]:
             ops.append(
                 replace(op, phase="backward", num_bytes=op.num_bytes * _BACKWARD_BYTES[op.name])
             )
-        elif isinstance(op, HostWork) or op.axis == "cp":
-            # a module's backward makes two calls; keys and values travel again, with gradients
-            ops.append(replace(op, phase="backward", repeats=2 * op.repeats))
         else:
-            ops.append(replace(op, phase="backward"))
-            if op.axis == "tp" and op.op == "all_gather":
-                # the stored shard of the input, once more for the weight gradient
-                name = op.name.replace("gather", "regather")
-                ops.append(replace(op, name=name, phase="weight_gradient"))
+            ops += _communication_backward(op, regathers)
     return ops
+
+
+def _communication_backward(op: Communication, regathers: bool) -> list[Op]:
+    again = replace(op, phase="backward")
+    if op.name == _FORWARD_ONLY:
+        return []
+    if op.name == "cp_ring":  # keys and values travel again, with their gradients
+        return [replace(again, repeats=2 * op.repeats)]
+    if op.name == "cp_gather":
+        return [again, replace(again, name="cp_scatter", op="reduce_scatter")]
+    if op.axis == "tp" and op.op == "all_gather":
+        # the stored shard of the input, once more for the weight gradient
+        name = op.name.replace("gather", "regather")
+        once_more = replace(op, name=name, phase="weight_gradient", repeats=op.repeats * regathers)
+        return [again, once_more]
+    return [again]
 
 
 def _recompute(forward: Iterable[Op], c: Candidates) -> list[Op]:
@@ -450,6 +514,8 @@ def _recompute(forward: Iterable[Op], c: Candidates) -> list[Op]:
     full = c.recompute == _FULL
     ops: list[Op] = []
     for op in forward:
+        if op.name == _FORWARD_ONLY:
+            continue
         again = full | ((c.recompute == _SELECTIVE) & (op.name in _SELECTIVE_OPS))
         ops.append(replace(op, phase="recompute", repeats=op.repeats * again))
     return ops
@@ -477,35 +543,94 @@ def _gemm_backward(op: Gemm) -> list[Op]:
 # -------------------------------------------------------------------------------- per step
 
 
-def _data_parallel(
+def _buckets(
     problem: Problem, c: Candidates, params: Column, *, prefix: str, whole: Axis, shard: Axis
-) -> list[Op]:
-    """Return gradient reduction and parameter gathering by ZeRO stage.
+) -> list[Communication]:
+    """Return what ZeRO-0 and 1 send once per step, in buckets.
 
-    ZeRO-0 reduces over ``whole``; from ZeRO-1 gradients are scattered and parameters gathered over
-    ``shard``: once, but ZeRO-2 and 3 scatter and ZeRO-3 gathers for every micro-batch, the latter
-    once more in the backward.
+    ZeRO-0 reduces gradients over ``whole``; ZeRO-1 scatters them and gathers weights over
+    ``shard``.
     """
     gradients, weights = gradient_bytes(problem.training), weight_bytes(problem.training)
-    zero, m = c.zero_stage, c.num_micro_batches
-    once = np.ones_like(m)
-    scatters = np.where(zero >= 2, m, once) * (zero > 0)
-    gathers = np.where(zero == 3, m, once) * (zero > 0)
+    ranks = c.edp if shard == "edp" else shards(c)
+    zero = c.zero_stage
     bucketed = partial(_bucketed, problem, params)
     return [
         bucketed(f"{prefix}gradient_reduce", whole, "all_reduce", gradients, zero == 0),
-        bucketed(f"{prefix}gradient_scatter", shard, "reduce_scatter", gradients, scatters),
-        bucketed(f"{prefix}parameter_gather", shard, "all_gather", weights, gathers),
-        bucketed(f"{prefix}parameter_regather", shard, "all_gather", weights, m * (zero == 3)),
+        bucketed(f"{prefix}gradient_scatter", shard, "reduce_scatter", gradients, zero == 1, ranks),
+        bucketed(f"{prefix}parameter_gather", shard, "all_gather", weights, zero == 1, ranks),
     ]
 
 
-def _replicas(problem: Problem, c: Candidates, params: Column) -> Op:
-    """Return the reduction of a shard's gradients over its replicas (hybrid sharding)."""
-    of_shard = gradient_bytes(problem.training) / shards(c)
+def _units(problem: Problem, c: Candidates, blocks: Column) -> list[Communication]:
+    """Return what ZeRO-2 and 3 send: block by block, experts apart from the rest of their layer.
+
+    Gradients are scattered after every backward. Weights are gathered before every forward and
+    backward, with ZeRO-2 once per step. The first unit of a pass is gathered and the last one is
+    scattered beside nothing.
+
+    Args:
+        problem: What stays fixed.
+        c: Candidates.
+        blocks: Blocks of each kind on the rank, [rows, kinds].
+    """
+    present = {"embedding", *layer_kinds(problem.model), "head"}
+    ops: list[Communication] = []
+    for index, kind in enumerate(BLOCK_KINDS):
+        if kind not in present:
+            continue
+        dense, experts = block_share(problem, c, kind)
+        count = blocks[:, index]
+        first = (count > 0) & (blocks[:, :index].sum(axis=1) == 0)
+        last = (count > 0) & (blocks[:, index + 1 :].sum(axis=1) == 0)
+        ops += _unit(problem, c, kind, "", "dp_shard_cp", dense, count, first, last)
+        if kind == "moe":
+            edges = count > 0
+            ops += _unit(problem, c, kind, "expert_", "edp", experts, count, edges, edges)
+    return ops
+
+
+def _unit(
+    problem: Problem,
+    c: Candidates,
+    kind: BlockKind,
+    prefix: str,
+    axis: Axis,
+    params: Column,
+    count: Column,
+    first: Column,
+    last: Column,
+) -> list[Communication]:
+    """Return the calls for one kind's units; ``first`` and ``last`` are of the forward."""
+    weights = params * weight_bytes(problem.training)
+    gradients = params * gradient_bytes(problem.training)
+    m, zero = c.num_micro_batches, c.zero_stage
+
+    def call(
+        name: str, phase: Phase, op: Collective, size: Column, passes: Column, edges: Column
+    ) -> Communication:
+        repeats = count * passes
+        return Communication(prefix + name, phase, repeats, axis, op, size, passes, edges, kind)
+
+    gathers = np.where(zero == 3, m, zero == 2)
+    regathers, scatters = m * (zero == 3), m * (zero >= 2)
+    return [
+        call("parameter_gather", "forward", "all_gather", weights, gathers, first),
+        call("parameter_regather", "backward", "all_gather", weights, regathers, last),
+        call("gradient_scatter", "backward", "reduce_scatter", gradients, scatters, first),
+    ]
+
+
+def _replicas(problem: Problem, c: Candidates, params: Column) -> Communication:
+    """Return the reduction of a shard's gradients over its replicas (hybrid sharding).
+
+    Once per step; of every bucket's shard, or in buckets of what is sharded already.
+    """
     several = (c.zero_stage > 0) & (c.dp_replicate > 1)
+    ranks = shards(c) / _gradient_shards(c)
+    own, of_shard = params / _gradient_shards(c), gradient_bytes(problem.training) / ranks
     name = "gradient_replica_reduce"
-    return _bucketed(problem, params, name, "dp_replicate", "all_reduce", of_shard, several)
+    return _bucketed(problem, own, name, "dp_replicate", "all_reduce", of_shard, several, ranks)
 
 
 def _bucketed(
@@ -515,15 +640,40 @@ def _bucketed(
     axis: Axis,
     op: Collective,
     element_bytes: Column | float,
-    passes: Column,
+    occurs: Column,
+    shards: Column | int = 1,
 ) -> Communication:
-    """Return one call per bucket and pass; a bucket holds parameters, whatever is sent of them."""
-    bucket_params = GRADIENT_BUCKET_BYTES[problem.framework].value / gradient_bytes(
-        problem.training
-    )
-    calls = np.maximum(1, np.ceil(params / bucket_params))
-    size = params / calls * element_bytes
-    return Communication(name, "step", calls * passes, axis, op, size, passes)
+    """Return one call per bucket; buckets are equal, the last one padded.
+
+    A bucket holds parameters, whatever is sent of them, and as many for each of its ``shards``.
+    """
+    full = GRADIENT_BUCKET_BYTES[problem.framework].value / gradient_bytes(problem.training)
+    calls = np.ceil(params / full)
+    bucket = np.ceil(params / np.maximum(calls, 1) / shards) * shards
+    return Communication(name, "step", calls * occurs, axis, op, bucket * element_bytes)
+
+
+def _sequence_parallel_reduce(problem: Problem, c: Candidates, blocks: Column) -> Communication:
+    """Return the sum over tp of gradients of which every rank has seen its own tokens alone.
+
+    One flat buffer per step (Megatron-LM, finalize_model_grads.py), of shards where gradients are
+    sharded.
+    """
+    of_kind = [
+        0 if kind == "moe" and problem.model.experts is None
+        else sequence_parallel_parameters(problem.model, kind)
+        for kind in BLOCK_KINDS
+    ]  # fmt: skip
+    params = blocks @ np.array(of_kind)
+    size = params / _gradient_shards(c) * gradient_bytes(problem.training)
+    occurs = np.where(params > 0, c.sequence_parallel, 0)
+    name = "sequence_parallel_gradient_reduce"
+    return Communication(name, "step", occurs, "tp", "all_reduce", size)
+
+
+def _gradient_shards(c: Candidates) -> Column:
+    """Return ranks that share out the dense gradients, [rows]."""
+    return np.where(c.zero_stage >= 2, shards(c), 1)
 
 
 def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:

@@ -2,9 +2,15 @@
 
 from planner.frameworks import executor, megatron
 from planner.frameworks.rules import COMMON_RULES, Rule
-from planner.plan import Axis, Collective, Framework
+from planner.plan import Axis, Collective, Framework, TrainingSpec
 
-__all__ = ["overlaps_data_parallel", "rules_for", "runs_hierarchical"]
+__all__ = [
+    "keeps_gathered_inputs",
+    "overlaps_data_parallel",
+    "refused_training",
+    "rules_for",
+    "runs_hierarchical",
+]
 
 
 def rules_for(framework: Framework) -> tuple[Rule, ...]:
@@ -18,6 +24,25 @@ def overlaps_data_parallel(framework: Framework) -> bool:
         "megatron": megatron.OVERLAP_DATA_PARALLEL,
         "executor": executor.OVERLAP_DATA_PARALLEL,
     }[framework]
+
+
+def keeps_gathered_inputs(framework: Framework) -> bool:
+    """Return whether inputs gathered over tp are kept whole for the weight gradient.
+
+    Otherwise a rank keeps its shard and gathers once more.
+    """
+    return {
+        "megatron": megatron.KEEPS_GATHERED_INPUTS,
+        "executor": executor.KEEPS_GATHERED_INPUTS,
+    }[framework]
+
+
+def refused_training(framework: Framework, training: TrainingSpec) -> tuple[str, str] | None:
+    """Return (field, what is wrong and what to try) where no layout makes ``training`` run."""
+    return {
+        "megatron": megatron.refused_training,
+        "executor": executor.refused_training,
+    }[framework](training)
 
 
 def runs_hierarchical(framework: Framework, axis: Axis, op: Collective) -> bool:

@@ -4,15 +4,38 @@ from typing import Final
 
 import numpy as np
 
-from planner.frameworks.rules import Rule, schedule_is
+from planner.frameworks.rules import Rule, schedule_is, tp_without_sequence_parallel
 from planner.layout.candidates import Candidates, Column
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import Axis, Collective, TrainingSpec
 
-__all__ = ["HIERARCHICAL", "OVERLAP_DATA_PARALLEL", "RULES"]
+__all__ = [
+    "HIERARCHICAL",
+    "KEEPS_GATHERED_INPUTS",
+    "OVERLAP_DATA_PARALLEL",
+    "RULES",
+    "refused_training",
+]
 
 # --overlap-grad-reduce and --overlap-param-gather are written into every plan.
 OVERLAP_DATA_PARALLEL: Final = True
+
+# core/tensor_parallel/layers.py saves the shard and gathers it again in the backward.
+KEEPS_GATHERED_INPUTS: Final = False
+
+
+def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
+    """Return (field, what is wrong and what to try) of what no layout can make run."""
+    capacity = training.expert_capacity
+    if capacity is None:
+        return None
+    for name, only in (("convention", "megatron"), ("min_capacity", 0), ("alignment", 1)):
+        if (asked := getattr(capacity, name)) != only:
+            return f"training.expert_capacity.{name}", (
+                f"{asked!r}: Megatron-LM has one rule, ceil(top_k tokens / experts * factor); use "
+                f"{only!r}, or framework='executor'"
+            )
+    return None
 
 
 def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
@@ -20,10 +43,6 @@ def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) 
     if not heads:
         return np.zeros(len(c), dtype=bool)
     return heads % c.tp != 0
-
-
-def _tp_without_sequence_parallel(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
-    return (c.tp > 1) & ~c.sequence_parallel
 
 
 def _gpipe(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
@@ -50,7 +69,7 @@ RULES: Final = (
     Rule(
         "megatron-sequence-parallel",
         "tensor parallelism without --sequence-parallel only costs memory and time",
-        _tp_without_sequence_parallel,
+        tp_without_sequence_parallel,
     ),
     Rule("megatron-no-gpipe", "Megatron schedules 1F1B, plain or interleaved", _gpipe),
     Rule(

@@ -13,7 +13,7 @@ from planner.layout.candidates import SCHEDULES, Candidates, Column
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
-__all__ = ["COMMON_RULES", "Rule", "schedule_is"]
+__all__ = ["COMMON_RULES", "Rule", "schedule_is", "tp_without_sequence_parallel"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,11 @@ class Rule:
 def schedule_is(candidates: Candidates, *names: str) -> Column:
     """Return a mask of the rows whose schedule is one of ``names``."""
     return np.isin(candidates.schedule, [SCHEDULES.index(n) for n in SCHEDULES if n in names])
+
+
+def tp_without_sequence_parallel(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    """Return a mask of the rows that split products over tp and keep whole activations between."""
+    return (c.tp > 1) & ~c.sequence_parallel
 
 
 def _heads_do_not_split(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
@@ -67,7 +72,7 @@ def _experts_do_not_split(c: Candidates, model: ModelSpec, training: TrainingSpe
 def _moe_tp_without_sequence_parallel(
     c: Candidates, model: ModelSpec, training: TrainingSpec
 ) -> Column:
-    return (c.tp > 1) & ~c.sequence_parallel & (model.experts is not None)
+    return tp_without_sequence_parallel(c, model, training) & (model.experts is not None)
 
 
 def _cp_does_not_split_the_sequence(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:

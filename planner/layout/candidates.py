@@ -1,7 +1,7 @@
 """Layout candidates as columns: one numpy array per field, one row per candidate.
 
 One row and a million rows run through the same code. Fields that are a choice of words hold the
-index of the word (``RECOMPUTE_MODES``, ``SCHEDULES``).
+index of the word (``CONTEXT_EXCHANGES``, ``RECOMPUTE_MODES``, ``SCHEDULES``).
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from typing import Any, Final, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from planner.plan import Layout, RecomputeMode, ScheduleName
+from planner.plan import ContextExchange, Layout, RecomputeMode, ScheduleName
 
 __all__ = [
+    "CONTEXT_EXCHANGES",
     "RECOMPUTE_MODES",
     "SCHEDULES",
     "Candidates",
@@ -25,6 +26,7 @@ __all__ = [
 # A column: shape [rows], or anything that broadcasts to it.
 Column: TypeAlias = npt.NDArray[Any]
 
+CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
 RECOMPUTE_MODES: Final[tuple[RecomputeMode, ...]] = get_args(RecomputeMode)
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 
@@ -56,6 +58,7 @@ class Candidates:
     recompute: Column
     zero_stage: Column
     sequence_parallel: Column
+    context_exchange: Column
 
     def __len__(self) -> int:
         return len(self.tp)

@@ -19,6 +19,7 @@ __all__ = [
     "layer_kinds",
     "model_flop_per_token",
     "parameter_count",
+    "sequence_parallel_parameters",
 ]
 
 BlockKind = Literal["embedding", "dense", "moe", "head"]
@@ -85,6 +86,31 @@ def block_parameters(model: ModelSpec, kind: BlockKind) -> ParameterCount:
         experts=moe.num_experts * _ffn(h, moe.expert_hidden_size, moe.gated),
         replicated=replicated + h * moe.num_experts,
     )
+
+
+def sequence_parallel_parameters(model: ModelSpec, kind: BlockKind) -> int:
+    """Return parameters of a block whose gradients are partial sums over tp.
+
+    With sequence parallelism every tensor-parallel rank has them whole and sees its own tokens
+    alone: norms, router, biases behind a row-split product, the narrow products of latent
+    attention. Norms of single heads see the rank's heads.
+    """
+    h, a = model.hidden_size, model.attention
+    norm = h if model.norm == "rms" else 2 * h
+    if kind == "embedding":
+        return 0
+    if kind == "head":
+        return norm
+    if isinstance(a, LatentAttention):
+        latent = a.kv_lora_rank * (h + 1) + h * a.qk_rope_head_dim
+        attention = latent + (a.q_lora_rank or 0) * (h + 1)
+    else:
+        has_output_bias = a.bias if a.output_bias is None else a.output_bias
+        attention = h * has_output_bias + 2 * a.head_dim * (a.qk_norm == "head")
+    if kind == "dense":
+        return 2 * norm + attention + h * model.feed_forward.bias
+    assert model.experts is not None, "a model with a moe layer has experts: ModelSpec checks it"
+    return 2 * norm + attention + h * model.experts.num_experts
 
 
 def parameter_count(model: ModelSpec, *, active: bool = False) -> int:

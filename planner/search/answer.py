@@ -10,9 +10,9 @@ from planner.cost.collectives import thresholds
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
-from planner.cost.work import AttentionCore, Communication, Gemm, HostWork, MemoryBound
+from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound
 from planner.frameworks import overlaps_data_parallel
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
 from planner.layout.groups import axis_group
 from planner.model.blocks import model_flop_per_token, parameter_count
 from planner.model.spec import ModelSpec
@@ -125,6 +125,7 @@ def _sharding(problem: Problem, best: Candidates) -> Sharding:
     return Sharding(
         zero_stage=zero,
         sequence_parallel=bool(best.sequence_parallel[0]),
+        context_exchange=CONTEXT_EXCHANGES[int(best.context_exchange[0])],
         overlap_gradient_reduce=overlap,
         overlap_parameter_gather=overlap and zero > 0,
         gradient_bucket_bytes=int(GRADIENT_BUCKET_BYTES[problem.framework].value),
@@ -215,6 +216,7 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
         "name": op.name,
         "phase": op.phase,
         "block": exposed.block or "",
+        "pp_rank": int(exposed.pp_rank[0]),
         "seconds": float(timed.seconds[0]),
         "repeats": float(exposed.repeats[0]),
         "exposed_s": float(exposed.exposed_s[0]),
@@ -227,15 +229,14 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
                 axis=op.axis,
                 op=op.op,
                 algorithm=timed.choice.algorithms[int(timed.choice.index[0])],
-                group_size=best.layout(0).degree(op.axis),
+                # a message has two ends, however many ranks are in the group
+                group_size=2 if op.op == "send_recv" else best.layout(0).degree(op.axis),
                 size_bytes=round(float(op.size_bytes[0])),
             )
         case MemoryBound():
             return TimedOp(**common, memory_bytes=float(op.num_bytes[0]))
         case Gemm() | AttentionCore():
             return TimedOp(**common, flop=float(op.flop[0]))
-        case HostWork():
-            return TimedOp(**common)
 
 
 def _probes(problem: Problem, best: Candidates) -> Iterator[Probe]:

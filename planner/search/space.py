@@ -14,7 +14,13 @@ import numpy as np
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.frameworks import rules_for
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, concatenate
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    Candidates,
+    concatenate,
+)
 from planner.model.spec import ModelSpec
 from planner.request import Constraints
 
@@ -38,6 +44,7 @@ class _Degrees(NamedTuple):
     dp_replicate: int
     virtual_stages: int
     zero_stage: int
+    context_exchange: int
 
     @property
     def dp(self) -> int:
@@ -140,11 +147,22 @@ def _layouts(problem: Problem, constraints: Constraints) -> Iterator[_Degrees]:
                 dp = world // (pp * tp * cp)
                 if not _allowed(constraints.dp, dp):
                     continue
-                for (ep, etp), (shard, replicate, zero) in product(
+                for (ep, etp), (shard, replicate, zero), exchange in product(
                     _expert_degrees(model, tp, tp * cp * dp, constraints),
                     _sharding(problem, tp, cp, dp, constraints),
+                    _context_exchanges(cp, constraints),
                 ):
-                    yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero)
+                    yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero, exchange)
+
+
+def _context_exchanges(cp: int, constraints: Constraints) -> list[int]:
+    """Return the ways that cp ranks exchange keys and values; alone there is nothing to choose."""
+    words = CONTEXT_EXCHANGES if cp > 1 else ("ring",)
+    return [
+        CONTEXT_EXCHANGES.index(word)
+        for word in words
+        if _allowed(constraints.context_exchange, word)
+    ]
 
 
 def _expert_degrees(
@@ -172,15 +190,21 @@ def _sharding(
 ) -> list[tuple[int, int, int]]:
     """Return (dp_shard, dp_replicate, zero_stage): replicas, full sharding, sharding in a unit.
 
-    Hybrid sharding keeps the shard group inside one unit of a fabric level; it is offered for
-    ZeRO-3 on dense models.
+    Hybrid sharding keeps the shard group inside one unit of a fabric level, or makes it as large
+    as asked; it is offered for ZeRO-1 and 3 on dense models.
     """
     found = [(1, dp, 0)]
     if dp > 1:
         found += [(dp, 1, zero) for zero in (1, 2, 3)]
         if problem.model.experts is None:
-            units = {level.unit_size // (tp * cp) for level in problem.fabric.levels}
-            found += [(s, dp // s, 3) for s in sorted(units) if 1 < s < dp and dp % s == 0]
+            sizes = {level.unit_size // (tp * cp) for level in problem.fabric.levels}
+            sizes |= {constraints.dp_shard or 1, dp // (constraints.dp_replicate or dp)}
+            found += [
+                (shard, dp // shard, zero)
+                for shard in sorted(sizes)
+                if 1 < shard < dp and dp % shard == 0
+                for zero in (1, 3)
+            ]
     elif cp > 1:  # cp ranks share out dense states even where dp is 1
         found += [(1, 1, 1)]
     return [
@@ -295,7 +319,8 @@ def _why_never(problem: Problem, name: str) -> str:
         "virtual_stages": f"at most {MAX_VIRTUAL_STAGES}, and pp * virtual_stages must cut the "
         f"{model.num_layers} layers evenly but for the ends",
         "zero_stage": "sharing out needs data-parallel or context-parallel ranks",
-        "dp_shard": "shards fill a unit of the fabric or all of dp",
+        "dp_shard": f"{degrees}; with experts, shards fill all of dp",
+        "context_exchange": "gathering keys and values needs context-parallel ranks",
     }
     if name in ("ep", "etp"):
         if model.experts is None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.cost.problem import Problem
 from planner.hardware.devices import device
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
 from planner.model.blocks import layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
@@ -78,8 +78,10 @@ def row(**fields: Any) -> Candidates:
         "recompute": "none",
         "zero_stage": 0,
         "sequence_parallel": False,
+        "context_exchange": "ring",
         **fields,
     }
     values["schedule"] = SCHEDULES.index(values["schedule"])
+    values["context_exchange"] = CONTEXT_EXCHANGES.index(values["context_exchange"])
     values["recompute"] = RECOMPUTE_MODES.index(values["recompute"])
     return Candidates(**{name: np.array([value]) for name, value in values.items()})

@@ -311,6 +311,36 @@ def test_a_plan_is_the_row_it_came_from(plan: Plan) -> None:
     assert priced.step_time_s()[0] == pytest.approx(plan.prediction.step_time_s)
 
 
+def with_timing(run: CalibrationRun, **fields: Any) -> CalibrationRun:
+    """Return the run with one more list of calls on rank 0."""
+    timing = CollectiveTiming(size_bytes=4096, seconds=(1e-3,), **fields)
+    first = run.ranks[0]
+    more = first.model_copy(update={"collectives": (*first.collectives, timing)})
+    return run.model_copy(update={"ranks": (more, *run.ranks[1:])})
+
+
+@pytest.mark.parametrize("op", ["send_recv", "gather", "scatter"])
+def test_messages_and_collapsed_routing_are_no_transfers_to_fit(plan: Plan, op: Any) -> None:
+    """A message has two ends on an axis of four; nothing is fitted to it."""
+    size = 2 if op == "send_recv" else 4
+    algorithm = "point_to_point" if op == "send_recv" else "ring"
+    run = synthetic_run(plan)
+    more = with_timing(run, axis="dp_cp", op=op, algorithm=algorithm, group_size=size)
+    assert calibrate(plan, more).levels == calibrate(plan, run).levels
+
+
+def test_a_message_of_four_ends_is_refused(plan: Plan) -> None:
+    run = with_timing(
+        synthetic_run(plan),
+        axis="dp_cp",
+        op="send_recv",
+        algorithm="point_to_point",
+        group_size=4,
+    )
+    with pytest.raises(InvalidInputError, match="is 4; a message has 2"):
+        calibrate(plan, run)
+
+
 def test_missing_phases_are_refused(plan: Plan) -> None:
     run = synthetic_run(plan)
     idle = run.model_copy(

@@ -1,6 +1,6 @@
 """Bytes per rank against published tables."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -10,7 +10,10 @@ from planner.cost.memory import activation_bytes, memory
 from planner.cost.problem import Problem
 from planner.model.blocks import parameter_count
 from planner.model.bundled import load_model
+from planner.plan import Framework
 from tests.unit.problems import fabric, problem, row
+
+FRAMEWORKS = get_args(Framework)
 
 # Korthikanti et al. 2205.05198, table 2, evaluated for GPT-3 175B (h 12288, a 96), s 2048, b 1,
 # t 8; MB per layer.
@@ -259,6 +262,63 @@ def test_a_dispatch_has_send_and_receive_buffers(degrees: dict[str, Any], copies
     found = memory(problem("mixtral-8x7b"), row(**degrees)).moe_buffers_bytes.max()
     assert found == copies * 8192 * 2 * 4096 * 2
     assert memory(problem("llama3-8b"), row()).moe_buffers_bytes.max() == 0
+
+
+def test_a_capacity_is_held_and_sent_whole() -> None:
+    """E C rows instead of k T: GShard's buffers (2006.16668)."""
+    plain = problem("mixtral-8x7b", seq_len=4096)
+    base = problem("mixtral-8x7b", seq_len=4096, expert_capacity={"factor": 2.0})
+    one, rows = row(ep=2, dp_shard=2), 8 * (4096 * 2 // 8 * 2)
+    assert memory(base, one).moe_buffers_bytes.max() == 2 * rows * 4096 * 2
+    grown = [activation_bytes(at, one, "moe")[0] for at in (base, plain)]
+    assert grown[0] - grown[1] == (rows - 4096 * 2) * 2 * (3 * 14336 + 3 * 4096)
+
+
+def test_gathered_keys_and_values_are_held_while_in_use() -> None:
+    """One layer's, of all context-parallel ranks, with their gradients in the backward."""
+    base = problem("llama3-8b")
+    ring, gathered = (
+        memory(base, row(cp=4, tp=2, context_exchange=exchange)).activations_bytes.max()
+        for exchange in ("ring", "all_gather")
+    )
+    assert gathered - ring == 2 * 8192 * 2 * (8 / 2) * 128 * 2
+    alone = memory(base, row(context_exchange="all_gather")).activations_bytes.max()
+    assert alone == memory(base, row()).activations_bytes.max()
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "inputs"),
+    [
+        ("llama3-8b", "dense", 2),
+        ("mixtral-8x7b", "moe", 1),  # experts read a rank's own tokens
+        ("llama3-8b", "head", 1),
+        ("llama3-8b", "embedding", 0),
+    ],
+)
+def test_the_executor_keeps_what_it_gathered(model: str, kind: Any, inputs: int) -> None:
+    """Whole inputs of split products instead of shards."""
+    one, hidden = row(tp=4, sequence_parallel=True), 8192 * 4096 * 2
+    kept = {
+        framework: activation_bytes(problem(model, framework=framework), one, kind)[0]
+        for framework in FRAMEWORKS
+    }
+    assert kept["executor"] - kept["megatron"] == inputs * hidden * 3 / 4
+    alone = {activation_bytes(problem(model, framework=f), row(), kind)[0] for f in FRAMEWORKS}
+    assert len(alone) == 1
+
+
+def test_the_executors_shared_expert_gathers_an_input_of_its_own() -> None:
+    one, hidden = row(tp=4, sequence_parallel=True), 8192 * 7168 * 2
+    whole, shards = (
+        activation_bytes(problem("deepseek-v3", framework=framework), one, "moe")[0]
+        for framework in ("executor", "megatron")
+    )
+    assert whole - shards == hidden * 3 / 4 + hidden
+
+
+def test_logits_wider_than_fp32_are_copied_as_they_are() -> None:
+    found = memory(problem("llama3-8b", precision="fp64"), row()).logits_bytes.max()
+    assert found == 8192 * 128256 * (8 + 8)
 
 
 def test_the_last_stage_holds_a_copy_of_tied_embeddings() -> None:

@@ -103,7 +103,7 @@ def test_the_table_names_ops_that_exist() -> None:
         assert {name, *beside} <= found
     ranks = rank_work(problem("mixtral-8x7b"), row(dp_shard=2, zero_stage=1))
     collectives = {op.name for op in ranks if isinstance(op, Communication)}
-    assert set(RANK_OVERLAPS) == collectives
+    assert set(RANK_OVERLAPS) == collectives - {"sequence_parallel_gradient_reduce"}
 
 
 @pytest.mark.parametrize("part", ["attention", "ffn", "shared_expert", "head"])
@@ -124,7 +124,7 @@ def folded(forward: float, backward: float) -> _Folded:
     """Return a rank with those seconds of compute a micro-batch, and some waiting to ignore."""
     slowest = np.full((1, 2, 4), 1000.0)
     slowest[0, :, 0] = forward, backward
-    return _Folded(np.ones((1, 4)), slowest, np.ones((1, 4)))
+    return _Folded(np.zeros(1, dtype=int), np.ones((1, 4)), slowest, np.ones((1, 4)))
 
 
 def per_op(rank: list[Timed], base: Problem | None = None, **compute_s: float) -> list[float]:

@@ -10,6 +10,8 @@ from planner.plan import Plan, canonical_json
 from planner.planning import build_problem, make_plan, resolve
 from planner.request import PlanRequest
 
+BATCH = {"global_batch_size": 64, "seq_len": 8192}
+
 
 def request(**changes: Any) -> PlanRequest:
     fields: dict[str, Any] = {
@@ -143,6 +145,28 @@ def test_unknown_names_list_the_nearest() -> None:
             },
             "precision",
         ),
+        (
+            {
+                "framework": "executor",
+                "training": {"global_batch_size": 8, "seq_len": 128, "precision": "fp16"},
+            },
+            "training.precision='fp16' needs scaled gradients.*use bf16, fp32, fp64",
+        ),
+        (
+            {"training": {**BATCH, "expert_capacity": {"factor": 1.25}}},
+            "training.expert_capacity of factor 1.25: llama3-70b is dense; need a model with",
+        ),
+        (
+            {
+                "model": "mixtral-8x7b",
+                "training": {
+                    **BATCH,
+                    "expert_capacity": {"factor": 1.25, "convention": "tutel"},
+                },
+            },
+            "training.expert_capacity.convention='tutel'.*use 'megatron'",
+        ),
+        ({"constraints": {"context_exchange": "all_gather", "cp": 1}}, "dropping"),
     ],
 )
 def test_impossible_input_is_refused_with_values(changes: dict[str, Any], match: str) -> None:
@@ -186,14 +210,45 @@ def test_executor_plans_stay_within_what_the_executor_runs() -> None:
         "framework": "executor",
         "training": {"global_batch_size": 16, "seq_len": 256, "precision": "fp32"},
     }
-    for held in ({}, {"dp": 4}, {"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
+    for held in ({}, {"dp": 4}, {"tp": 2, "dp": 2}, {"pp": 2, "dp": 2}, {"cp": 2, "dp": 2}):
         found = plan(**base, constraints=held)
-        assert found.sharding.zero_stage == 0
-        assert not found.sharding.sequence_parallel
+        assert found.sharding.zero_stage != 2
+        assert found.sharding.sequence_parallel == (found.layout.tp > 1)
         assert not found.sharding.overlap_gradient_reduce
-        assert found.layout.virtual_stages == 1
+        assert found.recompute != "selective"
         for axis, degree in held.items():
             assert found.layout.degree(axis) == degree  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exchange", ["ring", "all_gather"])
+def test_a_plan_says_how_keys_and_values_are_exchanged(exchange: str) -> None:
+    found = plan(constraints={"cp": 2, "context_exchange": exchange})
+    assert found.sharding.context_exchange == exchange
+    calls = {(op.op, op.group_size) for op in found.ops if op.axis == "cp"}
+    expected = {"ring": {("send_recv", 2)}}.get(
+        exchange, {("all_gather", 2), ("reduce_scatter", 2)}
+    )
+    assert calls == expected
+
+
+def test_a_capacity_makes_experts_as_long_as_it_says() -> None:
+    """Twice the balanced rows cost about twice the experts' products."""
+    held = {"tp": 1, "cp": 1, "pp": 4, "ep": 8, "micro_batch_size": 1, "recompute": "full"}
+    dropless, padded = (
+        plan(
+            model="mixtral-8x7b",
+            constraints=held,
+            training={"global_batch_size": 256, "seq_len": 4096, "expert_capacity": capacity},
+        )
+        for capacity in (None, {"factor": 2.0})
+    )
+    flop = [
+        sum(op.flop for op in found.ops if op.name == "experts_up" and op.phase == "forward")
+        for found in (dropless, padded)
+    ]
+    assert flop[1] == pytest.approx(2 * flop[0])
+    assert "ep_counts" in {op.name for op in dropless.ops}
+    assert "ep_counts" not in {op.name for op in padded.ops}
 
 
 def test_more_nodes_train_faster_and_never_more_than_linearly() -> None:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from planner.frameworks import rules_for
+from planner.frameworks import refused_training, rules_for
 from planner.model.bundled import load_model
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import Framework, TrainingSpec
@@ -168,31 +168,24 @@ MEGATRON = [
 EXECUTOR = [
     *cases(
         "executor",
-        "executor-axes",
-        (True, {"cp": 2}),
-        (True, {"ep": 2}),
-        (True, {"etp": 2}),
-        (False, {"tp": 2, "pp": 2, "dp_replicate": 2}),
+        "executor-experts-whole",
+        (True, {"tp": 2, "etp": 2, **SHARDED}, MIXTRAL),
+        (False, {"tp": 2, "ep": 2, **SHARDED}, MIXTRAL),
     ),
     *cases(
         "executor",
         "executor-zero",
-        (True, {"zero_stage": 1}),
-        (True, {"dp_shard": 2}),
-        (False, {"dp_replicate": 2}),
-    ),
-    *cases(
-        "executor",
-        "executor-interleaving",
-        (True, interleaved(8)),
-        (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 8}),
-        (False, {"pp": 4, "schedule": "gpipe", "num_micro_batches": 8}),
+        (True, {"zero_stage": 2, "dp_shard": 2}),
+        (False, {"zero_stage": 0, "dp_replicate": 2}),
+        (False, {"zero_stage": 1, "dp_shard": 2}),
+        (False, {"zero_stage": 3, "dp_shard": 2, "dp_replicate": 2}),
     ),
     *cases(
         "executor",
         "executor-sequence-parallel",
-        (True, {"tp": 2, **SHARDED}),
-        (False, {"tp": 2, **WHOLE}),
+        (True, {"tp": 2, **WHOLE}),
+        (False, {"tp": 2, **SHARDED}),
+        (False, {"tp": 1, **WHOLE}),
     ),
     *cases(
         "executor",
@@ -207,13 +200,6 @@ EXECUTOR = [
         (True, {"recompute": "selective"}),
         (False, {"recompute": "full"}),
         (False, {"recompute": "none"}),
-    ),
-    *cases(
-        "executor",
-        "executor-micro-batches",
-        (True, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 3}),
-        (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 4}),
-        (False, {"pp": 1, "num_micro_batches": 1}),
     ),
 ]
 
@@ -232,6 +218,47 @@ def test_every_rule_has_a_case_of_each_kind(framework: Framework) -> None:
     covered = {(case.rule, case.breaks) for case in CASES}
     for rule in rules_for(framework):
         assert {(rule.name, True), (rule.name, False)} <= covered
+
+
+# What the executor's own tests run, alone and together.
+RUNS: list[dict[str, Any]] = [
+    {"cp": 2},
+    {"cp": 2, "context_exchange": "all_gather"},
+    {"tp": 2, "cp": 2, "dp_replicate": 2, **SHARDED},
+    {"pp": 4, "schedule": "1f1b", "num_micro_batches": 3},
+    {"pp": 4, "schedule": "gpipe", "num_micro_batches": 3},
+    interleaved(8),
+    {"dp_shard": 2, "dp_replicate": 2, "zero_stage": 1},
+    {"dp_shard": 2, "pp": 2, "schedule": "1f1b", "num_micro_batches": 2, "zero_stage": 3},
+    {"tp": 2, "dp_shard": 2, "recompute": "full", **SHARDED},
+]
+
+
+@pytest.mark.parametrize("degrees", RUNS, ids=str)
+def test_the_executor_runs_every_axis(degrees: dict[str, Any]) -> None:
+    training = TrainingSpec(global_batch_size=64, seq_len=8192)
+    for degrees_of_model, model in ((degrees, LLAMA), ({**degrees, "ep": 2}, MIXTRAL)):
+        for rule in rules_for("executor"):
+            assert not rule.breaks(row(**degrees_of_model), model, training)[0], rule.name
+
+
+def test_what_no_layout_makes_run_is_said_by_field() -> None:
+    def refused(framework: Framework, **training: Any) -> str | None:
+        spec = {"global_batch_size": 64, "seq_len": 8192, **training}
+        found = refused_training(framework, TrainingSpec.model_validate(spec))
+        return None if found is None else found[0]
+
+    for precision in ("fp16", "fp8"):
+        assert refused("executor", precision=precision) == "training.precision"
+        assert refused("megatron", precision=precision) is None
+    for precision in ("bf16", "fp32", "fp64"):
+        assert refused("executor", precision=precision) is None
+    for name, value in (("convention", "tutel"), ("min_capacity", 4), ("alignment", 8)):
+        asked = {"factor": 1.25, name: value}
+        field = f"training.expert_capacity.{name}"
+        assert refused("megatron", expert_capacity=asked) == field
+        assert refused("executor", expert_capacity=asked) is None
+    assert refused("megatron", expert_capacity={"factor": 1.25}) is None
 
 
 def test_the_general_rules_hold_for_every_target() -> None:

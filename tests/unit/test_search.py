@@ -12,6 +12,7 @@ from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
+from planner.layout.candidates import CONTEXT_EXCHANGES
 from planner.model.bundled import load_model
 from planner.request import Constraints
 from planner.search.rank import rank
@@ -158,6 +159,49 @@ def test_constraints_hold_and_impossible_ones_are_refused() -> None:
         enumerate_candidates(base, Constraints(tp=5))
     with pytest.raises(InvalidInputError, match=r"try global_batch_size=32"):
         enumerate_candidates(small(global_batch_size=31), Constraints(dp=8))
+
+
+def test_only_context_ranks_choose_an_exchange() -> None:
+    base = small()
+    c = enumerate_candidates(base, Constraints()).candidates
+    ring = c.context_exchange == CONTEXT_EXCHANGES.index("ring")
+    assert ring[c.cp == 1].all()
+    several = c.take(c.cp > 1)
+    assert 2 * ring[c.cp > 1].sum() == len(several)
+    held = enumerate_candidates(base, Constraints(context_exchange="all_gather")).candidates
+    assert len(held) == len(several) / 2
+    assert (held.cp > 1).all()
+    with pytest.raises(InvalidInputError, match="dropping cp or context_exchange helps"):
+        enumerate_candidates(base, Constraints(context_exchange="all_gather", cp=1))
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_hybrid_sharding_fills_a_unit_or_is_as_large_as_asked(zero: int) -> None:
+    base = small("llama3-8b", 32)
+    c = enumerate_candidates(base, Constraints(tp=2, pp=1, cp=1, zero_stage=zero)).candidates
+    assert set(zip(c.dp_shard, c.dp_replicate, strict=True)) == {(16, 1), (4, 4)}
+    for held in (Constraints(dp_shard=8, dp=16), Constraints(dp_replicate=2, dp=16)):
+        c = enumerate_candidates(base, held.model_copy(update={"zero_stage": zero})).candidates
+        assert set(zip(c.dp_shard, c.dp_replicate, strict=True)) == {(8, 2)}
+
+
+def test_an_all_gather_of_keys_is_waited_for_and_a_ring_is_not() -> None:
+    """The same bytes; long sequences hide the ring (Megatron-LM: cp_comm_type)."""
+    base = problem("llama3-8b", seq_len=131072)
+    ring, gathered = (
+        price(base, row(cp=8, context_exchange=exchange)).cp_exposed_s[0]
+        for exchange in ("ring", "all_gather")
+    )
+    assert ring < 0.5 * gathered
+
+
+def test_plans_name_the_pipeline_rank_that_each_op_is_counted_on() -> None:
+    """Two stages of 16 layers: the head makes the last the slowest and the fullest."""
+    base = problem("llama3-8b", pipelines=((2, 1),))
+    one = row(pp=2, dp_replicate=2, schedule="1f1b", num_micro_batches=8)
+    found = {op.timed.op.name: op for op in timed_ops(base, one)}
+    assert {int(op.pp_rank[0]) for op in found.values()} == {1}
+    assert found["pp_send"].repeats[0] == 8  # gradients alone: nobody comes after it
 
 
 def test_what_cannot_fit_says_how_far_off_it_is() -> None:

@@ -3,14 +3,11 @@
 from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from planner.constants import COLLECTIVE_LAUNCH_S, DTENSOR_DISPATCH_S
+from planner.constants import COLLECTIVE_LAUNCH_S
 from planner.cost.problem import Problem
-from planner.cost.seconds import seconds
 from planner.cost.step import Priced, mean_compute_s, price, timed_ops
-from planner.cost.work import HostWork
 from planner.layout.candidates import Candidates
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
@@ -159,14 +156,6 @@ def test_the_optimizer_runs_at_memory_speed() -> None:
     one = row(dp_shard=8, zero_stage=1)
     expected = memory.fixed_s + 30 * 8_030_261_248 / 8 / rate  # the model card's 8.03 B
     assert part(base, one, "optimizer_s") == pytest.approx(expected)
-
-
-def test_dispatch_costs_its_calls() -> None:
-    base = problem("llama3-8b", framework="executor")
-    work = HostWork("dtensor_dispatch", "forward", 3 * np.ones(1), 9)
-    timed = seconds(base, row(), [work])[0]
-    assert timed.seconds[0] == pytest.approx(9 * DTENSOR_DISPATCH_S.value)
-    assert timed.total_s[0] == pytest.approx(27 * DTENSOR_DISPATCH_S.value)
 
 
 def test_a_calibration_scales_its_own_part() -> None:

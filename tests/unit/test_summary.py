@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner.plan import Plan
+from planner.plan import ExpertCapacity, Plan
 from planner.planning import make_plan, resolve
 from planner.request import PlanRequest
 from planner.summary import (
@@ -134,6 +134,20 @@ DECISIONS: list[tuple[dict[str, Any], str]] = [
     ({"layout__tp": 2}, "--tensor-model-parallel-size 2 "),
     ({"layout__pp": 2}, "--pipeline-model-parallel-size 2 "),
     ({"layout__cp": 2}, "--context-parallel-size 2 --cp-comm-type p2p"),
+    (
+        {"layout__cp": 2, "sharding__context_exchange": "all_gather"},
+        "--context-parallel-size 2 --cp-comm-type all_gather",
+    ),
+    (
+        {"training__expert_capacity": ExpertCapacity(factor=1.5)},
+        "--moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity "
+        "--moe-token-drop-policy probs",
+    ),
+    (
+        {"training__expert_capacity": ExpertCapacity(factor=1, drop="position")},
+        "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity "
+        "--moe-token-drop-policy position",
+    ),
     ({"layout__ep": 2}, "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "),
     ({"layout__etp": 2}, "--expert-tensor-parallel-size 2 "),
     ({"layout__dp_replicate": 2}, "--num-distributed-optimizer-instances 2"),
@@ -218,6 +232,13 @@ def test_the_layout_has_every_decision_and_equal_stages_told_once(plan: Plan, lo
     assert f"{plan.pipeline.schedule}, {stages} stages" in rows["pipeline"]
     assert f"x {plan.batch.num_micro_batches} micro-batches" in rows["batch"]
     assert f"ZeRO-{plan.sharding.zero_stage}, sequence parallel" in rows["sharding"]
+    assert "keys" not in rows["sharding"]
+    several = changed(plan, layout__cp=2)
+    assert "keys and values in a ring" in dict(layout_rows(several))["sharding"]
+    several = changed(several, sharding__context_exchange="all_gather")
+    assert "keys and values gathered" in dict(layout_rows(several))["sharding"]
+    padded = changed(plan, training__expert_capacity=ExpertCapacity(factor=1.25))
+    assert "a capacity of 1.25 (megatron)" in dict(layout_rows(padded))["sharding"]
     uneven = [
         stage.model_copy(update={"num_layers": n})
         for stage, n in zip(plan.pipeline.stages, (1, 2, 2, 3), strict=False)
