@@ -37,8 +37,9 @@ class ExchangePlan:
 
     Attributes:
         experts: Of every token, [T, k].
-        routes: Those that are sent, as indices into ``experts.flatten()``, in order of expert.
-        slots: Row of the sent buffer that each of them takes; None: the i-th takes the i-th.
+        routes: Those that are sent, as indices into ``experts.flatten()``.
+        slots: Row of the sent buffer that each of them takes; None: the i-th takes the i-th, and
+            they are in order of expert.
         num_sent: Rows of the sent buffer.
         sent_splits: Rows to each rank; None: evenly many.
         received_splits: Rows from each rank; None: evenly many.

@@ -25,6 +25,11 @@ from torch.utils.checkpoint import checkpoint
 import executor
 from executor.collectives.communicator import Communicator, communicators
 from executor.experts.exchange import replaying_context
+from executor.experts.gate import (
+    likeliest_experts,
+    router_probabilities,
+    sequence_balance_loss,
+)
 from executor.experts.layer import Experts, MoELayer, Router
 from executor.mesh import build_mesh
 from executor.timing import Recorder
@@ -175,6 +180,7 @@ def run_case(job: executor.Job, case: Case) -> dict[str, Any]:
     calls = Counter[tuple[str, str, int]]()
     for timing in recorder.timings():
         calls[timing.axis, timing.op, timing.size_bytes] += len(timing.seconds)
+    mine["balance"] = torch.stack([balance(b.tokens[job.rank], weights, comms) for b in batches])
     for name in ("router", "shared"):  # of which every rank has a part
         comms["ep"].all_reduce(mine[name])
     expected = dense(case, plan, comms["ep"].group.ranks, weights, batches, job.rank)
@@ -266,6 +272,15 @@ def distributed(
     return found
 
 
+def balance(
+    tokens: torch.Tensor, weights: Weights, comms: dict[Axis, Communicator]
+) -> torch.Tensor:
+    """Return the balance loss as each rank has it."""
+    probabilities = router_probabilities(tokens, weights.router)
+    experts = likeliest_experts(probabilities, TOP_K)
+    return sequence_balance_loss(probabilities, experts, comms["tp"], comms["cp"])
+
+
 @contextmanager
 def choosing_other_experts(active: bool) -> Iterator[None]:
     def unlikeliest(probabilities: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -296,7 +311,7 @@ def dense(
     }
     held = Weights(**leaves)
     loss = held.router.sum() * 0.0
-    inputs, outputs = [], []
+    inputs, outputs, balances = [], [], []
     for batch in batches:
         tokens = {r: batch.tokens[r].clone().requires_grad_() for r in ranks}
         sequences: dict[int, list[torch.Tensor]] = {}
@@ -307,9 +322,11 @@ def dense(
             if r == rank:
                 inputs.append(tokens[r])
                 outputs.append(output.detach())
-        for parts in sequences.values():
-            balance = dense_balance(torch.cat(parts, dim=1), held.router)
-            loss = loss + case.aux_loss_coefficient * plan.layout.cp * balance
+        for dp, parts in sequences.items():
+            whole = dense_balance(torch.cat(parts, dim=1), held.router)
+            loss = loss + case.aux_loss_coefficient * plan.layout.cp * whole
+            if dp == plan.coordinates(rank)["dp"]:
+                balances.append(whole.detach())
     wanted = {**leaves, **{f"tokens{i}": own for i, own in enumerate(inputs)}}
     gradients = torch.autograd.grad(loss, tuple(wanted.values()), materialize_grads=True)
     found = dict(zip(wanted, gradients, strict=True))
@@ -317,6 +334,7 @@ def dense(
     first = ranks.index(rank) * count
     return {
         "outputs": torch.stack(outputs),
+        "balance": torch.stack(balances),
         "router": found["router"],
         "gate_up": found["gate_up"][first : first + count],
         "down": found["down"][first : first + count],
