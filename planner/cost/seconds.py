@@ -10,7 +10,8 @@ from planner.cost.problem import Problem
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
-from planner.layout.groups import axis_group
+from planner.layout.groups import Group, axis_group
+from planner.plan import Axis
 
 __all__ = ["Timed", "seconds"]
 
@@ -43,15 +44,15 @@ class Timed:
 
 def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:
     """Return the ops with their times, in the same order."""
-    return [_timed(problem, c, op) for op in ops]
+    axes = {op.axis for op in ops if isinstance(op, Communication)}
+    groups = {axis: axis_group(problem.fabric, c, axis) for axis in axes}
+    return [_timed(problem, groups, op) for op in ops]
 
 
-def _timed(problem: Problem, c: Candidates, op: Op) -> Timed:
+def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
     if isinstance(op, Communication):
-        fabric = problem.fabric
-        group = axis_group(fabric, c, op.axis)
-        legal = legal_algorithms(fabric, problem.framework, op.axis, op.op)
-        choice = choose(op.op, fabric, group, op.size_bytes, legal)
+        legal = legal_algorithms(problem.fabric, problem.framework, op.axis, op.op)
+        choice = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op)
     return Timed(op, once, once * op.repeats)

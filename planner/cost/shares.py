@@ -39,9 +39,8 @@ def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
     return dense, experts
 
 
-def fullest_profile(problem: Problem, c: Candidates) -> Column:
-    """Return the profile of the pipeline rank with most parameters, [rows]."""
-    dense, experts = rank_parameters(problem, c)
+def fullest_profile(dense: Column, experts: Column) -> Column:
+    """Return the profile with most of the parameters that ``rank_parameters`` gave, [rows]."""
     return np.argmax(dense + experts, axis=1)
 
 

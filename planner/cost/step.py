@@ -14,7 +14,7 @@ import numpy as np
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
-from planner.cost.shares import fullest_profile
+from planner.cost.shares import fullest_profile, rank_parameters
 from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
@@ -107,7 +107,7 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     stretched = price(problem, candidate).compute_s / (m * folded.slowest[:, :, _COMPUTE].sum())
     first_rank = problem.splits.first_rank
     slowest = first_rank[candidate.split, folded.profile]
-    fullest = first_rank[candidate.split, fullest_profile(problem, candidate)]
+    fullest = first_rank[candidate.split, fullest_profile(*rank_parameters(problem, candidate))]
     found: list[Exposed] = []
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, candidate, kind):

@@ -242,8 +242,9 @@ def rank_work(problem: Problem, c: Candidates) -> list[Op]:
 
     Sizes are those of the pipeline rank with most parameters.
     """
-    fullest, rows = fullest_profile(problem, c), np.arange(len(c))
-    dense, experts = (params[rows, fullest] for params in rank_parameters(problem, c))
+    held = rank_parameters(problem, c)
+    fullest, rows = fullest_profile(*held), np.arange(len(c))
+    dense, experts = (params[rows, fullest] for params in held)
     blocks = problem.splits.counts[c.split, fullest]
     ops = [
         *_buckets(problem, c, dense, prefix="", whole="dp_cp", shard="dp_shard_cp"),
