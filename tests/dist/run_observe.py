@@ -166,7 +166,7 @@ def rely_on_overlap(groups: Groups, observer: Observer | None) -> dict[str, Any]
         with step(observer):
             key = f"{observer is None} {number} {groups.tp.rank()}"
             if groups.dp.rank() == 1:
-                store.wait([key])
+                store.wait([key], timedelta(seconds=20))
             work = dist.all_reduce(torch.ones(6), group=groups.dp, async_op=True)
             later = funcol.all_reduce(torch.ones(7), "sum", groups.dp)
             if groups.dp.rank() == 0:
