@@ -28,7 +28,7 @@ import numpy as np
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
 from planner.cost.shares import block_share, fullest_profile, rank_parameters, shards
-from planner.frameworks import keeps_gathered_inputs
+from planner.frameworks import keeps_gathered_inputs, stops_recompute_early
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import (
     BLOCK_KINDS,
@@ -91,6 +91,16 @@ _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
 # Cheap to redo, large to keep: Megatron's --recompute-modules layernorm moe_act. It has no module
 # that redoes the activation function of a dense feed-forward alone.
 _SELECTIVE_OPS: Final = ("norms", "expert_activation")
+# The end of a layer, its shared expert's where it has one: the backward needs what goes into it,
+# and not what comes out.
+_LAST_OPS: Final = (
+    "ffn_down",
+    "ffn_tp_scatter",
+    "ffn_tp_reduce",
+    "shared_expert_down",
+    "shared_expert_tp_scatter",
+    "shared_expert_tp_reduce",
+)
 # What the forward alone does: backward and recompute know from it which rows go where.
 _FORWARD_ONLY: Final = "ep_counts"
 _COUNT_BYTES: Final = 8  # int64
@@ -177,7 +187,7 @@ def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
     else:
         forward += _moe_forward(problem, c, once)
     forward += _element_wise(problem, c, once, kind)
-    return [*forward, *_backward(problem, forward), *_recompute(forward, c)]
+    return [*forward, *_backward(problem, forward), *_recompute(problem, forward, c)]
 
 
 def tokens(problem: Problem, c: Candidates) -> Column:
@@ -510,12 +520,13 @@ def _communication_backward(op: Communication, regathers: bool) -> list[Op]:
     return [again]
 
 
-def _recompute(forward: Iterable[Op], c: Candidates) -> list[Op]:
+def _recompute(problem: Problem, forward: Iterable[Op], c: Candidates) -> list[Op]:
     """Return the forward ops that are done again before the backward."""
+    skipped = (_FORWARD_ONLY, *(_LAST_OPS if stops_recompute_early(problem.framework) else ()))
     full = c.recompute == _FULL
     ops: list[Op] = []
     for op in forward:
-        if op.name == _FORWARD_ONLY:
+        if op.name in skipped:
             continue
         again = full | ((c.recompute == _SELECTIVE) & (op.name in _SELECTIVE_OPS))
         ops.append(replace(op, phase="recompute", repeats=op.repeats * again))
@@ -568,7 +579,7 @@ def _units(problem: Problem, c: Candidates, blocks: Column) -> list[Communicatio
 
     Gradients are scattered after every backward. Weights are gathered before every forward and
     backward, with ZeRO-2 once per step. The first unit of a pass is gathered and the last one is
-    scattered beside nothing.
+    scattered beside nothing. Tied ends on one rank are one unit, as torch wants shared parameters.
 
     Args:
         problem: What stays fixed.
@@ -576,11 +587,15 @@ def _units(problem: Problem, c: Candidates, blocks: Column) -> list[Communicatio
         blocks: Blocks of each kind on the rank, [rows, kinds].
     """
     present = {"embedding", *layer_kinds(problem.model), "head"}
+    joined = problem.model.tied_embeddings & (c.pp == 1)
+    blocks = np.where(joined[:, None] & (np.array(BLOCK_KINDS) == "head"), 0, blocks)
     ops: list[Communication] = []
     for index, kind in enumerate(BLOCK_KINDS):
         if kind not in present:
             continue
         dense, experts = block_share(problem, c, kind)
+        if kind == "embedding":
+            dense = dense + np.where(joined, block_share(problem, c, "head")[0], 0)
         count = blocks[:, index]
         first = (count > 0) & (blocks[:, :index].sum(axis=1) == 0)
         last = (count > 0) & (blocks[:, index + 1 :].sum(axis=1) == 0)

@@ -10,6 +10,7 @@ __all__ = [
     "refused_training",
     "rules_for",
     "runs_hierarchical",
+    "stops_recompute_early",
 ]
 
 
@@ -34,6 +35,14 @@ def keeps_gathered_inputs(framework: Framework) -> bool:
     return {
         "megatron": megatron.KEEPS_GATHERED_INPUTS,
         "executor": executor.KEEPS_GATHERED_INPUTS,
+    }[framework]
+
+
+def stops_recompute_early(framework: Framework) -> bool:
+    """Return whether a recomputed forward ends at the last tensor that the backward needs."""
+    return {
+        "megatron": megatron.STOPS_RECOMPUTE_EARLY,
+        "executor": executor.STOPS_RECOMPUTE_EARLY,
     }[framework]
 
 

@@ -12,6 +12,7 @@ __all__ = [
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
+    "STOPS_RECOMPUTE_EARLY",
     "refused_training",
 ]
 
@@ -19,6 +20,9 @@ __all__ = [
 OVERLAP_DATA_PARALLEL: Final = False
 
 KEEPS_GATHERED_INPUTS: Final = True
+
+# torch.utils.checkpoint without reentrant autograd.
+STOPS_RECOMPUTE_EARLY: Final = True
 
 # executor/collectives: reduce_scatter inside the unit, all_reduce across, all_gather inside.
 HIERARCHICAL: Final[frozenset[tuple[Axis, Collective]]] = frozenset(

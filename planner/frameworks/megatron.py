@@ -14,6 +14,7 @@ __all__ = [
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
+    "STOPS_RECOMPUTE_EARLY",
     "refused_training",
 ]
 
@@ -22,6 +23,9 @@ OVERLAP_DATA_PARALLEL: Final = True
 
 # core/tensor_parallel/layers.py saves the shard and gathers it again in the backward.
 KEEPS_GATHERED_INPUTS: Final = False
+
+# core/tensor_parallel/random.py runs the whole forward again.
+STOPS_RECOMPUTE_EARLY: Final = False
 
 
 def refused_training(training: TrainingSpec) -> tuple[str, str] | None:

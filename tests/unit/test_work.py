@@ -1,7 +1,7 @@
 """What a step does, against published volumes and flop counts (bytes received per rank)."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from planner.layout.candidates import Candidates, concatenate
 from planner.model.blocks import BlockKind, layer_kinds, model_flop_per_token, parameter_count
 from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, FeedForward, MixtureOfExperts, ModelSpec
-from planner.plan import Axis, ExpertCapacity, Phase
+from planner.plan import Axis, ExpertCapacity, Framework, Phase
 from planner.routing import expert_capacity
 from tests.unit.problems import problem, row
 
@@ -37,6 +37,9 @@ def received_bytes(ops: list[Op], candidate: Candidates, axis: Axis) -> float:
         for op in ops
         if isinstance(op, Communication) and op.axis == axis
     )
+
+
+FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 
 def dense(**changes: Any) -> ModelSpec:
@@ -176,6 +179,35 @@ def test_the_executor_keeps_gathered_inputs_and_never_gathers_them_again() -> No
         assert not found
 
 
+@pytest.mark.parametrize(
+    ("model", "kind", "part"),
+    [
+        ("llama3-8b", "dense", "ffn"),
+        ("deepseek-v3", "moe", "shared_expert"),
+        ("mixtral-8x7b", "moe", None),
+    ],
+)
+def test_the_executors_recompute_ends_before_the_last_product(
+    model: str, kind: Any, part: str | None
+) -> None:
+    """torch.utils.checkpoint stops when the backward has all it needs; Megatron goes on.
+
+    Routed rows are weighted after they are back, and that needs them.
+    """
+    one = row(tp=4, ep=4, sequence_parallel=True, recompute="full")
+    redone = {
+        framework: {
+            op.name
+            for op in block_work(problem(model, framework=framework), one, kind)
+            if op.phase == "recompute" and op.repeats[0] > 0
+        }
+        for framework in FRAMEWORKS
+    }
+    last = {f"{part}_down", f"{part}_tp_scatter"} if part else set()
+    assert redone["megatron"] - redone["executor"] == last
+    assert redone["executor"] < redone["megatron"] or part is None
+
+
 def test_pipeline_send_shrinks_with_sequence_parallelism() -> None:
     middle = np.zeros(1)
     one = row(tp=8, pp=4, num_micro_batches=4)
@@ -268,6 +300,17 @@ def test_zero_2_gathers_once_and_zero_1_has_no_units() -> None:
     assert two["dense backward gradient_scatter"][2] == 3 * 2
     assert not [name for name in two if "regather" in name]
     assert not units(rank_work(oracle(), row(dp_shard=4, zero_stage=1, num_micro_batches=3)))
+
+
+def test_tied_ends_on_one_rank_are_one_unit() -> None:
+    """torch.distributed.fsdp: modules that share parameters belong to one call of fully_shard."""
+    base = problem(dense(tied_embeddings=True), pipelines=((1, 1), (2, 1)))
+    found = units(rank_work(base, row(dp_shard=4, zero_stage=3)))
+    assert {name.split()[0] for name in found} == {"embedding", "dense"}
+    gather = ("dp_shard_cp", "all_gather", 1, 2 * HEAD)
+    assert found["embedding forward parameter_gather"] == gather
+    last = units(rank_work(base, row(pp=2, split=1, dp_shard=4, zero_stage=3)))
+    assert last["head forward parameter_gather"] == gather
 
 
 def test_experts_are_a_unit_of_their_own_ranks() -> None:
