@@ -1,5 +1,6 @@
 """What hides under what, in seconds small enough to add up by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +176,15 @@ def test_one_call_of_a_pass_is_always_exposed(name: str) -> None:
     rank = [rank_call(name, 3, 4, passes=2)]
     found = per_op(rank, forward=1e6, backward=1e6)
     assert found == pytest.approx([after_overlap(12, 6)])
+
+
+def test_units_between_the_first_and_the_last_hide_wholly() -> None:
+    """2 passes of 10 s hide 12 s of layers once an embedding of 3 s has hidden nothing."""
+    ends, layers = (rank_call("parameter_gather", 3, repeats, passes=2) for repeats in (2, 4))
+    inner = replace(layers, op=replace(layers.op, edges=np.zeros(1)))
+    found = per_op([ends, inner])
+    assert found == pytest.approx([after_overlap(6, 6), after_overlap(12, 0)])
+    assert per_op([ends, layers])[1] == pytest.approx(after_overlap(12, 6))
 
 
 def test_which_pass_each_rank_op_runs_beside() -> None:
