@@ -657,15 +657,15 @@ def _bucketed(
     op: Collective,
     element_bytes: Column | float,
     occurs: Column,
-    shards: Column | int = 1,
+    num_shards: Column | int = 1,
 ) -> Communication:
     """Return one call per bucket; buckets are equal, the last one padded.
 
-    A bucket holds parameters, whatever is sent of them, and as many for each of its ``shards``.
+    A bucket holds parameters, whatever is sent of them, and as many for each of its ``num_shards``.
     """
     full = GRADIENT_BUCKET_BYTES[problem.framework].value / gradient_bytes(problem.training)
     calls = np.ceil(params / full)
-    bucket = np.ceil(params / np.maximum(calls, 1) / shards) * shards
+    bucket = np.ceil(params / np.maximum(calls, 1) / num_shards) * num_shards
     return Communication(name, "step", calls * occurs, axis, op, bucket * element_bytes)
 
 
