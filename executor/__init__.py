@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     )
     from executor.job import Job, agree_on_plan, current_job, join, together
     from executor.measure import calibration_run, run_probes, timed_step
+    from executor.observer import Observer, observe
     from executor.trainer import StepResult, Trainer, apply
+    from executor.watch import LeftOut
 
 __all__ = [
     "DecoderFamily",
     "ExecutorError",
     "Job",
+    "LeftOut",
     "LostPeerError",
+    "Observer",
     "PlanMismatchError",
     "PlanSourceError",
     "StepResult",
@@ -39,6 +43,7 @@ __all__ = [
     "current_job",
     "join",
     "load_plan",
+    "observe",
     "post_run",
     "run_probes",
     "save_run",
@@ -59,7 +64,9 @@ _NAMES_OF = {
     ),
     "job": ("Job", "agree_on_plan", "current_job", "join", "together"),
     "measure": ("calibration_run", "run_probes", "timed_step"),
+    "observer": ("Observer", "observe"),
     "trainer": ("StepResult", "Trainer", "apply"),
+    "watch": ("LeftOut",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 

@@ -17,8 +17,8 @@ from executor.checks import check_plan
 from executor.collectives.communicator import Communicator, communicators
 from executor.decoder import Decoder, DecoderFamily, check_model, family_of, has_experts
 from executor.errors import PlanMismatchError
-from executor.experts.exchange import replaying_context
 from executor.experts.layer import MoELayer
+from executor.experts.replay import replaying_context
 from executor.gradients.states import FlatStates, States
 from executor.job import Job, current_job, together
 from executor.mesh import Mesh, build_mesh
@@ -291,13 +291,15 @@ def _replace_experts(
     aux_loss_coefficient: float,
 ) -> None:
     """Put this rank's experts, and the calls between them, in place of all experts."""
+    block = layer.get_submodule(family.feed_forward)
     moe = MoELayer.from_block(
-        layer.get_submodule(family.feed_forward),
+        block,
         ep=comms["ep"],
         tp=comms["tp"],
         cp=comms["cp"],
         capacity=plan.training.expert_capacity,
         aux_loss_coefficient=aux_loss_coefficient,
+        shared=getattr(block, "shared_expert", None),
     )
     layer.set_submodule(family.feed_forward, moe)
 

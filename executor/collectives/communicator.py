@@ -75,7 +75,7 @@ class Communicator:
         mine = shard.movedim(dim, 0).contiguous()
         whole = mine.new_empty(self.size * mine.shape[0], *mine.shape[1:])
         self.all_gather_into(whole, mine)
-        return whole.movedim(0, dim)
+        return _moved_back(whole, dim)
 
     def all_gather_into(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
         """Fill ``whole`` [n * rows, ...] with the ranks' ``shard`` [rows, ...]; both contiguous."""
@@ -92,7 +92,7 @@ class Communicator:
         rows = whole.movedim(dim, 0).contiguous()
         shard = rows.new_empty(rows.shape[0] // self.size, *rows.shape[1:])
         self.reduce_scatter_into(shard, rows)
-        return shard.movedim(0, dim)
+        return _moved_back(shard, dim)
 
     def reduce_scatter_into(self, shard: torch.Tensor, whole: torch.Tensor) -> None:
         """Fill ``shard`` [rows, ...] with this rank's part of the sum of ``whole``."""
@@ -212,6 +212,13 @@ class RingPass:
         waited_s = time.perf_counter() - start
         self.recorder.note(self.key, self.start, self.issued_s + waited_s)
         return self.received
+
+
+def _moved_back(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return ``tensor`` with its first dimension at ``dim``, contiguous and no view."""
+    if dim == 0:
+        return tensor
+    return tensor.movedim(0, dim).clone(memory_format=torch.contiguous_format)
 
 
 def communicators(plan: Plan, mesh: Mesh, recorder: Recorder) -> dict[Axis, Communicator]:

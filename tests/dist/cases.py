@@ -14,9 +14,18 @@ from tests.dist.jobs import EXAMPLE
 from tests.dist.plans import TINY, make_plan
 
 sys.path.insert(0, str(EXAMPLE.parent))
-import train_gpt  # noqa: E402  # an example, not a package: its folder has to be on the path first
+import train_gpt  # an example, not a package: its folder has to be on the path first
 
-__all__ = ["MODELS", "STEPS", "Case", "build_model", "case", "summary_of", "train_gpt", "train_whole"]
+__all__ = [
+    "MODELS",
+    "STEPS",
+    "Case",
+    "build_model",
+    "case",
+    "summary_of",
+    "train_gpt",
+    "train_whole",
+]
 
 STEPS = 20
 LEARNING_RATE = 1e-3
@@ -82,7 +91,7 @@ def build_model(name: str) -> nn.Module:
         return train_gpt.GPT(train_gpt.GPTConfig(**config))
     import transformers
 
-    own = {"attn_implementation": "sdpa", "pad_token_id": None}
+    own = {"attn_implementation": "sdpa", "experts_implementation": "eager", "pad_token_id": None}
     if name == "hf-mixtral":
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(**config, **own))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, **own))

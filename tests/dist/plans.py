@@ -9,6 +9,7 @@ from planner.plan import (
     Breakdown,
     CollectiveChoice,
     ContextExchange,
+    ExpertCapacity,
     Interval,
     Layout,
     MemoryParts,
@@ -100,6 +101,7 @@ def make_plan(
     gradient_algorithm: Algorithm = "ring",
     bucket_bytes: int = 100_000,
     probes: tuple[Probe, ...] = (),
+    expert_capacity: ExpertCapacity | None = None,
     **changes: Any,
 ) -> Plan:
     """Return a plan for one layout; ``changes`` replace whole fields of the plan.
@@ -129,6 +131,7 @@ def make_plan(
                 "seq_len": seq_len,
                 "precision": precision,
                 "optimizer": optimizer,
+                "expert_capacity": expert_capacity,
             }
         ),
         "layout": layout,
