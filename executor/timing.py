@@ -31,9 +31,21 @@ from planner.plan import Algorithm, Axis, Collective, CollectiveTiming, Plan
 
 __all__ = ["CallKey", "Recorder", "tensor_bytes"]
 
-# What a library runs whatever it is asked for: gloo's all_reduce is a ring unless told otherwise
-# (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it.
-_LIBRARY_ALGORITHM: Final[dict[str, Algorithm]] = {"gloo": "ring"}
+# What a library runs whatever it is asked for. gloo's all_reduce is a ring unless told otherwise
+# (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it; torch
+# makes a reduce_scatter of it. Its broadcast is a binomial tree, its all_to_all goes to the ranks
+# after this one in turn, and all others talk to the root.
+_LIBRARY_ALGORITHMS: Final[dict[str, dict[Collective, Algorithm]]] = {
+    "gloo": {
+        "all_reduce": "ring",
+        "all_gather": "ring",
+        "reduce_scatter": "ring",
+        "all_to_all": "pairwise",
+        "broadcast": "tree",
+        "gather": "direct",
+        "scatter": "direct",
+    }
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class Recorder:
                 group_size=key.group_size,
                 seconds=tuple(seconds),
                 is_probe=key.is_probe,
+                peer=key.peer,
+                is_send=key.is_send,
             )
             for key, seconds in self._seconds.items()
         )
@@ -83,7 +97,7 @@ class Recorder:
     def algorithm_that_runs(self, axis: Axis, op: Collective, size_bytes: int) -> Algorithm:
         """Return the algorithm of a call that is left to the library."""
         planned = self._plan.algorithm(axis, op, size_bytes)
-        return _LIBRARY_ALGORITHM.get(self._backend, planned)
+        return _LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned)
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:

@@ -11,23 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from executor.checks import check_plan
 from executor.collectives.communicator import Communicator, communicators
-from executor.decoder import Decoder, DecoderFamily, check_model, family_of, has_experts
+from executor.cut import cut_model
+from executor.decoder import Decoder, DecoderFamily, check_model, family_of
 from executor.errors import PlanMismatchError
-from executor.experts.layer import MoELayer
-from executor.experts.replay import replaying_context
-from executor.gradients.states import FlatStates, States
+from executor.gradients.states import States
 from executor.job import Job, current_job, together
 from executor.mesh import Mesh, build_mesh
-from executor.parallel.context import ContextAttention, local_positions
 from executor.parallel.pipeline import build_pipeline
-from executor.parallel.tensor import shard_weights, vocab_parallel_cross_entropy
+from executor.parallel.tensor import vocab_parallel_cross_entropy
 from executor.peers import naming_lost_peers
-from executor.shards.fsdp import FullyShardedStates, shard_fully
-from executor.shards.parameters import local_parameters
+from executor.shards.zero import share_out_states
 from executor.timing import Recorder
 from planner.plan import Axis, Plan
 
@@ -217,11 +213,16 @@ def apply(
         model.get_submodule(family.head).weight is model.get_submodule(family.embedding).weight
     )
     model.to(_dtype_of_parameters(plan))
-    chunks = _chunks(plan, model, family, comms, aux_loss_coefficient)
-    if plan.recompute == "full":
-        _recompute_layers(chunks)
+    chunks = cut_model(plan, model, family, comms, aux_loss_coefficient)
     # 4. Who sums and updates what, last: it has the shapes of what is left.
-    states = _states(plan, chunks, comms, is_tied=is_tied)
+    states = share_out_states(
+        plan,
+        chunks,
+        comms,
+        is_tied=is_tied,
+        dtype=_DTYPES[plan.training.precision],
+        gradient_dtype=_gradient_dtype(plan),
+    )
     masters = [master for part in states for master in part.masters]
     logger.info("ready: %d parameters on rank 0", sum(master.numel() for master in masters))
     return Trainer(
@@ -255,101 +256,6 @@ def _gradient_dtype(plan: Plan) -> torch.dtype:
     if plan.training.main_grads == "same":
         return dtype
     return torch.promote_types(dtype, torch.float32)
-
-
-def _chunks(
-    plan: Plan,
-    model: nn.Module,
-    family: DecoderFamily,
-    comms: dict[Axis, Communicator],
-    aux_loss_coefficient: float,
-) -> tuple[Decoder, ...]:
-    """Return this rank's parts of the model, one per virtual stage."""
-    cp, tp = comms["cp"], comms["tp"]
-    positions = local_positions(plan.training.seq_len, cp=cp.size, index=cp.index)
-    core = ContextAttention(cp, plan.sharding.context_exchange)
-    chunks = tuple(
-        Decoder(model, family, stage, positions)
-        for stage in plan.pipeline.stages
-        if stage.pp_rank == comms["pp"].index
-    )
-    for chunk in chunks:
-        for layer in chunk.layers:
-            family.set_attention(layer, core)
-            if has_experts(layer, family):
-                _replace_experts(layer, plan, family, comms, aux_loss_coefficient)
-        if tp.size > 1:
-            shard_weights(chunk, tp)
-    return chunks
-
-
-def _replace_experts(
-    layer: nn.Module,
-    plan: Plan,
-    family: DecoderFamily,
-    comms: dict[Axis, Communicator],
-    aux_loss_coefficient: float,
-) -> None:
-    """Put this rank's experts, and the calls between them, in place of all experts."""
-    block = layer.get_submodule(family.feed_forward)
-    moe = MoELayer.from_block(
-        block,
-        ep=comms["ep"],
-        tp=comms["tp"],
-        cp=comms["cp"],
-        capacity=plan.training.expert_capacity,
-        aux_loss_coefficient=aux_loss_coefficient,
-        shared=getattr(block, "shared_expert", None),
-    )
-    layer.set_submodule(family.feed_forward, moe)
-
-
-def _recompute_layers(chunks: Sequence[Decoder]) -> None:
-    """Keep only each layer's input; the rest of the forward is run again in the backward.
-
-    Inside the layer's hooks, so that FSDP2 gathers once for both; tokens go to the same experts
-    again without another exchange of counts.
-    """
-    for chunk in chunks:
-        for layer in chunk.layers:
-            layer.forward = partial(
-                checkpoint, layer.forward, use_reentrant=False, context_fn=replaying_context
-            )
-
-
-def _states(
-    plan: Plan, chunks: Sequence[Decoder], comms: dict[Axis, Communicator], *, is_tied: bool
-) -> tuple[States, ...]:
-    """Return the states of dense parameters and, if there are any, of experts."""
-    zero, layout = plan.sharding.zero_stage, plan.layout
-    if zero == 3:
-        shard_fully(
-            chunks,
-            dense=comms["dp_shard_cp"],
-            experts=comms["edp"],
-            dtype=_DTYPES[plan.training.precision],
-        )
-    parameters = local_parameters(chunks, tp=layout.tp, pp=layout.pp, is_tied=is_tied)
-    dense = [p for p in parameters if not p.is_expert]
-    experts = [p for p in parameters if p.is_expert]
-    ends = {"tp": comms["tp"], "pp": comms["pp"]}
-    bucket_bytes = plan.sharding.gradient_bucket_bytes
-    flat = partial(FlatStates, **ends, bucket_bytes=bucket_bytes, dtype=_gradient_dtype(plan))
-    fully_sharded = partial(FullyShardedStates, **ends, bucket_bytes=bucket_bytes)
-    states: list[States] = []
-    if zero == 0:
-        states.append(flat(dense, shard=None, replicate=comms["dp_cp"]))
-    elif zero == 1:
-        states.append(flat(dense, shard=comms["dp_shard_cp"], replicate=comms["dp_replicate"]))
-    else:
-        states.append(fully_sharded(dense, replicate=comms["dp_replicate"]))
-    if experts and zero == 3 and comms["edp"].size > 1:
-        states.append(fully_sharded(experts, replicate=None))
-    elif experts:
-        is_shared_out = zero > 0
-        shard, replicate = (comms["edp"], None) if is_shared_out else (None, comms["edp"])
-        states.append(flat(experts, shard=shard, replicate=replicate))
-    return tuple(states)
 
 
 def _optimizer(

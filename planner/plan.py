@@ -617,6 +617,12 @@ class CollectiveTiming(Document):
     group_size: int = Field(ge=2)
     seconds: tuple[Seconds, ...] = Field(min_length=1)
     is_probe: bool = False
+    peer: int | None = Field(
+        default=None, ge=0, description="of a message: the other end, by position in the axis"
+    )
+    is_send: bool | None = Field(
+        default=None, description="of a message; one that is received in return is part of it"
+    )
 
 
 class RankTimings(Document):

@@ -102,8 +102,8 @@ class FlatStates:
             )
         piece = self._bucket // num_shards
         self._first = index * piece
-        self._weights = weights.split(self._bucket)
-        self._gradients = self.gradients.flat.split(self._bucket)
+        self._weights = torch.split(weights, self._bucket)
+        self._gradients = torch.split(self.gradients.flat, self._bucket)
         self._own_weights = [bucket[self._first :][:piece] for bucket in self._weights]
         self.masters = [weight.to(dtype) for weight in self._own_weights]
         for master, bucket in zip(self.masters, self._gradients, strict=True):

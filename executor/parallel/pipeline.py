@@ -37,7 +37,9 @@ class PipelineRuntime(_PipelineScheduleRuntime):
         loss: LossFunction,
         order: dict[int, list[_Action | None]],
     ) -> None:
-        super().__init__(stages, num_micro_batches, loss_fn=loss, scale_grads=False)
+        super().__init__(  # type: ignore[no-untyped-call]  # untyped in torch
+            stages, num_micro_batches, loss_fn=loss, scale_grads=False
+        )
         self.pipeline_order = order
         self._prepare_schedule_with_comms(order)
 

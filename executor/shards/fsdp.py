@@ -1,6 +1,7 @@
 """ZeRO-3: torch's FSDP2 shares out parameters; its calls go through our communicators.
 
-Units are each layer, the experts of each layer, the embedding, and norm with head. In every
+Units are each layer, the experts of each layer, the embedding, and norm with head (these two
+together if they are tied). In every
 micro-batch a unit is gathered before its forward and again before its backward, and its gradients
 are scattered after it. Over dp_replicate (hybrid sharding) the shards' gradients are summed once
 per step. torch's own mesh has no say in that: FSDP2 sees the shard axis alone.
@@ -53,25 +54,45 @@ def shard_fully(
                 else:
                     whole.to(dtype)
             _share_out(layer, dense, dtype, kept_out)
-        for end in (chunk.embedding, chunk.head):
-            if end is not None:
+        ends = [end for end in (chunk.embedding, chunk.head) if end is not None]
+        if len(ends) == 2 and _have_a_parameter_in_common(*ends):
+            # One parameter can lie in one unit only, and one of two modules only inside another.
+            _share_out(ends, dense, dtype)
+            fully_shard(chunk, mesh=_mesh(dense))
+        else:
+            for end in ends:
                 _share_out(end, dense, dtype)
 
 
+def _have_a_parameter_in_common(one: nn.Module, other: nn.Module) -> bool:
+    return not set(one.parameters()).isdisjoint(other.parameters())
+
+
+def _mesh(ranks: Communicator) -> DeviceMesh:
+    assert ranks.group.process_group is not None, "there is something to share out"
+    return DeviceMesh.from_group(ranks.group.process_group, "cpu", mesh_dim_names=(ranks.axis,))
+
+
 def _share_out(
-    module: nn.Module,
+    modules: nn.Module | list[nn.Module],
     ranks: Communicator,
     dtype: torch.dtype,
     kept_out: Sequence[nn.Parameter] = (),
 ) -> None:
-    mesh = DeviceMesh.from_group(ranks.group.process_group, "cpu", mesh_dim_names=(ranks.axis,))
-    held = next(module.parameters()).dtype
+    unit = modules[0] if isinstance(modules, list) else modules
+    held = next(unit.parameters()).dtype
     policy = MixedPrecisionPolicy(
         param_dtype=None if held == dtype else dtype,
         reduce_dtype=None if held == dtype else held,
         cast_forward_inputs=False,
     )
-    unit = fully_shard(module, mesh=mesh, mp_policy=policy, ignored_params=set(kept_out))
+    fully_shard(
+        modules,
+        mesh=_mesh(ranks),
+        reshard_after_forward=True,  # FSDP2 would keep a unit that lies in no other unit
+        mp_policy=policy,
+        ignored_params=set(kept_out),
+    )
     assert isinstance(unit, FSDPModule), "fully_shard makes it one"
     unit.set_custom_all_gather(_RecordedAllGather(ranks))
     unit.set_custom_reduce_scatter(_RecordedReduceScatter(ranks))
@@ -156,7 +177,7 @@ class FullyShardedStates:
         self.gradients = GradientBuffer(
             self.parameters, shapes, dtype=dtype, num_elements=max(1, buckets * size)
         )
-        self._buckets = self.gradients.flat.split(max(1, size))
+        self._buckets = torch.split(self.gradients.flat, max(1, size))
         for master, view in zip(self.masters, self.gradients.views, strict=True):
             master.grad = view
 

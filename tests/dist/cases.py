@@ -91,7 +91,11 @@ def build_model(name: str) -> nn.Module:
         return train_gpt.GPT(train_gpt.GPTConfig(**config))
     import transformers
 
-    own = {"attn_implementation": "sdpa", "experts_implementation": "eager", "pad_token_id": None}
+    own: dict[str, Any] = {
+        "attn_implementation": "sdpa",
+        "experts_implementation": "eager",
+        "pad_token_id": None,
+    }
     if name == "hf-mixtral":
         return transformers.MixtralForCausalLM(transformers.MixtralConfig(**config, **own))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config, **own))

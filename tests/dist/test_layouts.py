@@ -29,9 +29,9 @@ FP64 = 8
 # 12,501 elements: no bucket divides evenly over shards or the ranks of a unit.
 ODD = 12_501 * FP64
 CLIP = 0.5  # below every norm of these models, so that clipping acts
-HIERARCHICAL = {"gradient_algorithm": "hierarchical", "bucket_bytes": ODD}
-ZERO_1 = {"zero_stage": 1, "bucket_bytes": ODD, "max_gradient_norm": CLIP}
-FSDP = {"zero_stage": 3, "max_gradient_norm": CLIP}
+HIERARCHICAL: dict[str, Any] = {"gradient_algorithm": "hierarchical", "bucket_bytes": ODD}
+ZERO_1: dict[str, Any] = {"zero_stage": 1, "bucket_bytes": ODD, "max_gradient_norm": CLIP}
+FSDP: dict[str, Any] = {"zero_stage": 3, "max_gradient_norm": CLIP}
 NOTHING_DROPPED = ExpertCapacity(factor=4.0)  # 8 experts, top 2: room for every token
 DROPPING = ExpertCapacity(factor=1.0, drop="probability")
 
@@ -67,6 +67,7 @@ FOUR_RANKS = (
     case("tied tp2 pp2", "gpt-tied", micro_batch_size=2, tp=2, pp=2),
     case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
     case("tied pp2 dp2 fsdp2", "gpt-tied", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
+    case("tied dp4 fsdp2", "gpt-tied", dp=4, dp_shard=4, **FSDP),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
@@ -201,7 +202,8 @@ def differences(name: str) -> tuple[float, float, float]:
     c, run_of_case = CASES[name], trained()[name]
     if needs_executor(c):
         alone = trained_alone()[name]
-        losses, norms, parameters = alone.found["losses"], [], whole(alone.parts)
+        losses, parameters = alone.found["losses"], whole(alone.parts)
+        norms: list[float] = []
     else:
         losses, norms, parameters = train_whole(c.model, c.max_gradient_norm)
     mine = whole(run_of_case.parts)
@@ -293,10 +295,10 @@ def test_torch_runs_the_planners_order(name: str) -> None:
 
 
 def print_table() -> None:
-    print(f"{'layout':34} {'model':18} {'loss':>8} {'norm':>8} {'params':>8}")  # noqa: T201
+    print(f"{'layout':34} {'model':18} {'loss':>8} {'norm':>8} {'params':>8}")
     for name, c in CASES.items():
         loss, norm, parameters = differences(name)
-        print(f"{name:34} {c.model:18} {loss:8.1e} {norm:8.1e} {parameters:8.1e}")  # noqa: T201
+        print(f"{name:34} {c.model:18} {loss:8.1e} {norm:8.1e} {parameters:8.1e}")
 
 
 if __name__ == "__main__":

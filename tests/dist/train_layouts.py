@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
 import executor
-from planner.plan import Plan
+from planner.plan import Axis, Plan
 from tests.dist.cases import build_model, train_gpt
 
 
@@ -76,7 +76,7 @@ def held(trainer: executor.Trainer) -> list[tuple[str, int, int, torch.Tensor]]:
         for local in states.parameters:
             part = local.parameter.detach()
             if isinstance(part, DTensor):
-                axis = "edp" if local.is_expert else "dp_shard_cp"
+                axis: Axis = "edp" if local.is_expert else "dp_shard_cp"
                 part = joined(part.to_local(), trainer.mesh.groups[axis].process_group)
             index = trainer.mesh.coordinates[local.split] if local.split else 0
             parts.append((local.name, local.dim, index, part.clone()))
