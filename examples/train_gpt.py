@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import executor
+from executor.checkpoint import load_checkpoint, save_checkpoint
 from executor.client import is_url, service_of
 from planner.plan import CalibrationRun, Plan
 
@@ -263,7 +264,11 @@ def main() -> None:
         torch.manual_seed(options.seed)
         model = GPT(config)
         trainer = executor.apply(plan, model, job=job, learning_rate=options.learning_rate)
-        run = train(job, trainer, Book(options.text, plan, options.seed), options)
+        first_step = load_checkpoint(trainer, options.resume) if options.resume else 0
+        book = Book(options.text, plan, options.seed)
+        run = train(job, trainer, book, options, first_step)
+        if options.save:
+            save_checkpoint(trainer, options.save, step=first_step + num_steps(options))
         if run is not None:
             report(run, options, token)
 
@@ -278,20 +283,26 @@ def check_length(plan: Plan, config: GPTConfig) -> None:
 
 
 def train(
-    job: executor.Job, trainer: executor.Trainer, book: Book, options: argparse.Namespace
+    job: executor.Job,
+    trainer: executor.Trainer,
+    book: Book,
+    options: argparse.Namespace,
+    first_step: int,
 ) -> CalibrationRun | None:
     """Run all steps; return the timings of the timed ones on rank 0, if there are any."""
     probes = executor.run_probes(trainer) if options.repeats else ()
     timed: list[executor.StepResult] = []
     run = None
-    for step in range(options.steps or options.warmup + options.repeats):
+    for step in range(num_steps(options)):
         if step == options.warmup:
             trainer.recorder.clear()
-        inputs, targets = (rows[trainer.my_rows()] for rows in book.batch(step))
+        inputs, targets = (rows[trainer.my_rows()] for rows in book.batch(first_step + step))
         result = executor.timed_step(trainer, inputs, targets)
         loss = trainer.global_loss(result)
         if job.rank == 0:
-            print(f"step {step:4d}  loss {loss:.12g}  {result.step_s:.3f} s", flush=True)
+            print(
+                f"step {first_step + step:4d}  loss {loss:.12g}  {result.step_s:.3f} s", flush=True
+            )
         if options.warmup <= step < options.warmup + options.repeats:
             timed.append(result)
         if timed and step == options.warmup + options.repeats - 1:
@@ -299,6 +310,11 @@ def train(
                 job, trainer, timed, num_warmup_steps=options.warmup, probes=probes
             )
     return run
+
+
+def num_steps(options: argparse.Namespace) -> int:
+    """Return how many steps this run takes, timed and untimed."""
+    return int(options.steps or options.warmup + options.repeats)
 
 
 def report(run: CalibrationRun, options: argparse.Namespace, token: str | None) -> None:
@@ -317,11 +333,18 @@ def parse_arguments() -> argparse.Namespace:
     """Return the options; ``--steps`` counts all steps, timed and untimed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", required=True, help="URL or JSON file")
-    parser.add_argument("--steps", type=int, help="default: warmup + repeats")
+    parser.add_argument("--steps", type=int, help="of this run; default: warmup + repeats")
     parser.add_argument("--warmup", type=int, default=2, help="untimed steps before the timed ones")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--save", type=Path, metavar="DIR", help="a checkpoint after the last step")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on from a checkpoint that any plan has saved; --text and --seed as then",
+    )
     parser.add_argument("--report", help="file or service URL; default: the plan's service")
     parser.add_argument("--config", type=Path, default=CONFIG, help="Hugging Face config.json")
     parser.add_argument("--text", type=Path, default=TEXT)
