@@ -64,7 +64,7 @@ RESUMED = (
     ),
     resumed("gpt-dense", {"cp": 2, "tp": 2}, {"pp": 2, "virtual_stages": 2, "dp": 2}),
     resumed("gpt-tied", {"pp": 2, "dp": 2, "dp_shard": 2, **ZERO_1}, {"dp": 2}),
-    resumed("gpt-tied", {"pp": 2, "dp": 2, "dp_shard": 2, **FSDP}, {"pp": 2, "tp": 2}),
+    resumed("gpt-tied", {"dp": 4, "dp_shard": 2, **FSDP}, {"pp": 2, "tp": 2}),
     resumed("gpt-experts", {"ep": 4, "dp": 4}, {"ep": 2, "pp": 2, "dp": 2}),
     resumed(
         "gpt-experts",
