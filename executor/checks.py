@@ -84,6 +84,8 @@ def _unsupported_sequence(plan: Plan) -> Iterator[str]:
 def _unsupported_pipeline(plan: Plan) -> Iterator[str]:
     pp, pipeline = plan.layout.pp, plan.pipeline
     v = plan.layout.virtual_stages
+    if pp == 1 and v > 1:
+        yield f"layout.virtual_stages={v} with layout.pp=1"
     expected = {"none"} if pp == 1 else ({"gpipe", "1f1b"} if v == 1 else {"interleaved_1f1b"})
     if pipeline.schedule not in expected:
         yield f"pipeline.schedule={pipeline.schedule!r} with pp={pp}, virtual_stages={v}"

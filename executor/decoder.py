@@ -4,6 +4,7 @@ A family says where the parts of a decoder are and how one of its layers is call
 is the part of a model that one pipeline stage holds. Modules of no known family are refused.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,10 +25,15 @@ __all__ = [
     "check_model",
     "family_of",
     "has_experts",
+    "weights_checksum",
 ]
 
 # (queries [B, N, S, D], keys [B, N_kv, S, D], values [B, N_kv, S, D]) -> [B, N, S, D], causal
 AttentionCore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# What is taken over of a feed-forward with experts.
+_WEIGHTS_OF_EXPERTS: Final = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
+_SHARED: Final = "shared_expert."
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,41 +277,65 @@ def check_model(
     """Check that the whole, uncut ``model`` is the one the plan is for, and that it can be cut.
 
     Raises:
-        PlanMismatchError: Naming everything that differs.
+        PlanMismatchError: Naming everything that differs, or cannot be cut, or would be left out.
     """
     name = type(model).__name__
     family = family or family_of(model)
     try:
-        found = _figures(model, family)
+        _require_parts(model, family)
+        differing = [
+            f"{figure} is {number} in the module, {getattr(summary, figure)} in the plan"
+            for figure, number in _figures(model, family).items()
+            if number != getattr(summary, figure)
+        ]
+        uncuttable = _indivisible(model, family, tp, ep)
     except AttributeError as exc:
         raise PlanMismatchError(
             f"module {name} lacks a part that its family needs: {exc}; pass family= for this module"
         ) from exc
-    wrong = [
-        f"{figure} is {number} in the module, {getattr(summary, figure)} in the plan"
-        for figure, number in found.items()
-        if number != getattr(summary, figure)
-    ]
-    wrong += _indivisible(model, family, tp, ep)
-    if wrong:
-        raise PlanMismatchError(
-            f"module {name} is not the plan's model {summary.name!r}: "
-            f"{'; '.join(wrong)}; plan again with this module's config"
-        )
-    if different := family.differences(model):
-        raise PlanMismatchError(
-            f"module {name} would train differently here: {'; '.join(different)}; change its config"
-        )
+    left_out = [*_left_out(model, family), *family.differences(model)]
+    for problem, found, hint in (
+        (
+            f"is not the plan's model {summary.name!r}",
+            differing,
+            "plan again with this module's config",
+        ),
+        ("cannot be cut as planned", uncuttable, "plan again with this module's config"),
+        ("would train differently here", left_out, "change the module or its config"),
+    ):
+        if found:
+            raise PlanMismatchError(f"module {name} {problem}: {'; '.join(found)}; {hint}")
+
+
+def weights_checksum(model: nn.Module) -> str:
+    """Return 8 hex digits of names, shapes and values of all parameters, the same on all ranks."""
+    checksum = 0
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
+        checksum = zlib.crc32(f"{name} {list(parameter.shape)}".encode(), checksum)
+        checksum = zlib.crc32(values.numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _require_parts(model: nn.Module, family: DecoderFamily) -> None:
+    """Raise an ``AttributeError`` for what the family names and the model lacks."""
+    model.get_submodule(family.norm)
+    for end in (family.embedding, family.head):
+        model.get_submodule(end).get_parameter("weight")
+    for layer in model.get_submodule(family.layers).children():
+        for name in (*family.input_norms, "self_attn"):
+            layer.get_submodule(name)
+        if has_experts(layer, family):
+            block = layer.get_submodule(family.feed_forward)
+            for name in _WEIGHTS_OF_EXPERTS:
+                block.get_parameter(name)
+            _ = block.get_submodule("gate").top_k, block.get_submodule("experts").act_fn
 
 
 def _figures(model: nn.Module, family: DecoderFamily) -> dict[str, int]:
-    layers = list(model.get_submodule(family.layers).children())
-    for layer in layers[:1]:
-        for name in (*family.input_norms, family.feed_forward, "self_attn"):
-            layer.get_submodule(name)
     embedding = model.get_submodule(family.embedding).get_parameter("weight")
     return {
-        "num_layers": len(layers),
+        "num_layers": len(list(model.get_submodule(family.layers).children())),
         "hidden_size": embedding.shape[1],
         "vocab_size": embedding.shape[0],
         "num_params": sum(parameter.numel() for parameter in model.parameters()),
@@ -315,7 +345,8 @@ def _figures(model: nn.Module, family: DecoderFamily) -> dict[str, int]:
 def _indivisible(model: nn.Module, family: DecoderFamily, tp: int, ep: int) -> list[str]:
     """Return what the degrees would cut through: heads, rows, vocabulary, experts; and biases."""
     wrong = set()
-    for layer in model.get_submodule(family.layers).children():
+    layers = list(model.get_submodule(family.layers).children())
+    for layer in layers:
         parts = dict(layer.named_modules())
         for name in family.columns:
             if name in parts:
@@ -332,7 +363,33 @@ def _indivisible(model: nn.Module, family: DecoderFamily, tp: int, ep: int) -> l
             experts = parts[f"{family.feed_forward}.experts"].get_parameter("down_proj").shape[0]
             if experts % ep:
                 wrong.add(f"ep={ep} does not divide {experts} experts")
-    vocabulary = model.get_submodule(family.head).get_parameter("weight").shape[0]
+    if ep > 1 and not any(has_experts(layer, family) for layer in layers):
+        wrong.add(f"ep={ep} has no experts to share out")
+    head = model.get_submodule(family.head)
+    vocabulary = head.get_parameter("weight").shape[0]
     if vocabulary % tp:
         wrong.add(f"tp={tp} does not divide vocab_size {vocabulary}")
+    if tp > 1 and getattr(head, "bias", None) is not None:
+        wrong.add(f"tp={tp} does not split the bias of {family.head}")
     return sorted(wrong)
+
+
+def _left_out(model: nn.Module, family: DecoderFamily) -> list[str]:
+    """Return the parameters that no part of a cut model would hold, or that are not trained."""
+    ends = (family.embedding, family.norm, family.head)
+    kept = {id(p) for end in ends for p in model.get_submodule(end).parameters()}
+    for layer in model.get_submodule(family.layers).children():
+        kept |= {id(p) for p in layer.parameters()}
+        if has_experts(layer, family):
+            block = layer.get_submodule(family.feed_forward)
+            kept -= {
+                id(p)
+                for name, p in block.named_parameters()
+                if name not in _WEIGHTS_OF_EXPERTS and not name.startswith(_SHARED)
+            }
+    parameters = dict(model.named_parameters())
+    lost = [f"parameter {name} has no place" for name, p in parameters.items() if id(p) not in kept]
+    frozen = [
+        f"parameter {name} is frozen" for name, p in parameters.items() if not p.requires_grad
+    ]
+    return lost + frozen

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +16,10 @@ from typing import Final, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore  # public without their types
 
 from executor.errors import ExecutorError, LostPeerError, PlanMismatchError
-from executor.peers import naming_lost_peers
+from executor.peers import list_of_ranks, naming_lost_peers
 from planner.plan import Plan, document_hash
 
 __all__ = [
@@ -37,6 +39,12 @@ EXIT_REFUSED: Final = 2  # as the planner's command line: bad input
 EXIT_LOST_PEER: Final = 3  # nothing to fix in the input: the same command may work next time
 
 _TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.1
+_PATIENCE_OF_A_TRY_S: Final = 1.0
+
+# Keys of the rendezvous in the store.
+_HERE: Final = "commplan/rank {} is here"
+_NUM_HERE: Final = "commplan/ranks here"
 
 ResultT = TypeVar("ResultT")
 
@@ -82,6 +90,8 @@ def join(environment: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> It
         backend="gloo",
         timeout=timedelta(seconds=timeout_s),
     )
+    # A lost peer is one sentence: torch's pipelining would log its whole schedule as well.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads_per_rank(cores, job.local_world_size))
     if job.rank == 0:
@@ -200,11 +210,59 @@ def _differing(what: str, texts: list[str]) -> PlanMismatchError:
 
 
 def _init_process_group(job: Job, environment: Mapping[str, str]) -> None:
-    if "RANK" in environment:
-        dist.init_process_group(job.backend, timeout=job.timeout)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not in torch's __all__
-        dist.init_process_group(job.backend, store=store, rank=0, world_size=1, timeout=job.timeout)
+    store = _meet(job, environment) if "RANK" in environment else HashStore()
+    dist.init_process_group(
+        job.backend,
+        store=store,
+        rank=job.rank,
+        world_size=job.world_size,
+        timeout=job.timeout,
+    )
+
+
+def _meet(job: Job, environment: Mapping[str, str]) -> Store:
+    """Return the job's store once all ranks have come to it.
+
+    As torch's ``env://``, which counts them and logs C++ frames if some are missing: here those
+    are named, and nothing else is said.
+    """
+    address = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    is_torchruns = environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    is_host = job.rank == 0 and not is_torchruns
+    deadline = time.monotonic() + job.timeout.total_seconds()
+    if not is_host:
+        _wait_until_somebody_listens(job, address, deadline)
+    store = TCPStore(
+        *address, is_master=is_host, timeout=job.timeout, wait_for_workers=False, multi_tenant=True
+    )
+    store.set(_HERE.format(job.rank), "")
+    store.add(_NUM_HERE, 1)
+    while store.add(_NUM_HERE, 0) < job.world_size:
+        if time.monotonic() > deadline:
+            missing = [r for r in range(job.world_size) if not store.check([_HERE.format(r)])]
+            raise _missed(job, missing, "not there")
+        time.sleep(_POLL_S)
+    return store
+
+
+def _wait_until_somebody_listens(job: Job, address: tuple[str, int], deadline: float) -> None:
+    while True:
+        try:
+            socket.create_connection(address, timeout=_PATIENCE_OF_A_TRY_S).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                reason = f"nobody listens at {address[0]}:{address[1]} ({error})"
+                raise _missed(job, [0], reason) from error
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _missed(job: Job, ranks: list[int], reason: str) -> LostPeerError:
+    return LostPeerError(
+        f"rank {job.rank} lost {list_of_ranks(ranks)} during the rendezvous: {reason} after "
+        f"{job.timeout.total_seconds():g} s; see why, or wait longer (timeout_s)"
+    )
 
 
 def _ours(error: BaseException | None) -> ExecutorError | None:

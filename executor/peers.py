@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from executor.errors import LostPeerError
 
-__all__ = ["lost_peer", "naming_lost_peers"]
+__all__ = ["list_of_ranks", "lost_peer", "naming_lost_peers"]
 
 # gloo/transport/tcp/pair.cc and unbound_buffer.cc ("Connection closed by peer", "Timed out
 # waiting 5000ms for recv operation to complete", "Application timeout caused pair closure") and
@@ -64,12 +64,20 @@ def _reason(text: str) -> str:
 
 
 def _one_of(ranks: list[int]) -> str:
-    """Return the ranks as words.
+    """Return the ranks as words, of which one is meant.
 
     >>> _one_of([1]), _one_of([0, 2, 3])
     ('rank 1', 'one of ranks [0, 2, 3]')
     """
+    return list_of_ranks(ranks) if len(ranks) == 1 else f"one of {list_of_ranks(ranks)}"
+
+
+def list_of_ranks(ranks: list[int]) -> str:
+    """Return the ranks as words, the first 16 of many.
+
+    >>> list_of_ranks([1]), list_of_ranks([0, 2, 3])
+    ('rank 1', 'ranks [0, 2, 3]')
+    """
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = str(ranks) if len(ranks) <= 16 else f"{str(ranks[:16])[:-1]}, ...]"
-    return f"one of ranks {shown}"
+    return f"ranks {ranks}" if len(ranks) <= 16 else f"ranks {str(ranks[:16])[:-1]}, ...]"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.plan import CalibrationRun, Plan, document_hash
+from planner.plan import CalibrationRun, Plan, Probe, document_hash
 from tests.dist.jobs import EXAMPLE, ROOT, TINY_CONFIG
 from tests.dist.plans import make_plan
 
@@ -68,8 +68,9 @@ def torchrun(num_ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
 
 
-def test_torchrun_trains_a_plan_from_a_service_and_posts_its_timings() -> None:
-    plan = make_plan(dp=2, precision="fp32")
+def test_torchrun_trains_a_plan_from_a_service_posts_its_timings_and_says_what_takes_long() -> None:
+    probe = Probe(axis="dp_cp", op="all_reduce", sizes_bytes=(4096,))
+    plan = make_plan(dp=2, precision="fp32", probes=(probe,))
     posted: list[bytes] = []
     with service(plan, posted) as url:
         done = start(
@@ -79,6 +80,8 @@ def test_torchrun_trains_a_plan_from_a_service_and_posts_its_timings() -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("step")]
     assert [line.split()[:3] for line in lines] == [["step", str(i), "loss"] for i in range(3)]
+    for said in ("building groups of 2 ranks", "cutting GPT", "probe 1 of 1: all_reduce on dp_cp"):
+        assert done.stderr.count(said) == 1, "rank 0 alone says it"
     [body] = posted
     timed = CalibrationRun.model_validate_json(body)
     assert timed.plan_hash == document_hash(plan)

@@ -6,9 +6,22 @@ import pytest
 
 from executor.checks import check_plan, unsupported_fields
 from executor.errors import ExecutorError, PlanMismatchError, UnsupportedPlanError
-from planner.plan import Layout, Pipeline, Plan, RankRule, Sharding, TrainingSpec
+from planner.plan import (
+    Algorithm,
+    Axis,
+    Collective,
+    ContextExchange,
+    Layout,
+    Pipeline,
+    Plan,
+    RankRule,
+    Sharding,
+    SizeThreshold,
+    TrainingSpec,
+)
 from tests.dist.plans import all_reduce_choice, make_plan, stages_of
 
+EXCHANGES: tuple[ContextExchange, ...] = ("ring", "all_gather")
 SUPPORTED = {
     "one rank": make_plan(),
     "dp4": make_plan(dp=4),
@@ -16,14 +29,31 @@ SUPPORTED = {
     "dp4 hierarchical on two units": make_plan(
         dp=4, ranks_per_unit=2, gradient_algorithm="hierarchical"
     ),
-    "dp4 hierarchical on two units of many hosts": make_plan(
-        dp=4, ranks_per_node=3, ranks_per_unit=2, gradient_algorithm="hierarchical"
+    "dp4 hierarchical on uneven units": make_plan(
+        dp=4, ranks_per_unit=3, gradient_algorithm="hierarchical"
     ),
-    "dp4 flat on uneven units": make_plan(dp=4, ranks_per_unit=3),
+    "dp4 hierarchical on scattered units": make_plan(
+        dp=4, units=((0, 2, 3), (1,)), gradient_algorithm="hierarchical"
+    ),
     "tp2 dp2 recompute": make_plan(tp=2, dp=2, recompute="full"),
     "pp2 gpipe": make_plan(pp=2, schedule="gpipe"),
     "pp2 uneven": make_plan(pp=2, layers=(3, 1)),
+    "pp4 with fewer micro-batches": make_plan(pp=4, micro_batch_size=8),
+    "pp2 v2": make_plan(pp=2, virtual_stages=2),
+    **{f"cp4 {kind}": make_plan(cp=4, context_exchange=kind) for kind in EXCHANGES},
+    "tp2 cp2": make_plan(tp=2, cp=2, dp=2),
+    "ep4": make_plan(dp=4, ep=4),
+    "ep over tp and cp": make_plan(tp=2, cp=2, ep=4),
+    "ep2 zero 3": make_plan(dp=4, ep=2, dp_shard=4, zero_stage=3),
+    "zero 1": make_plan(dp=4, dp_shard=4, zero_stage=1),
+    "zero 1 over cp alone": make_plan(cp=2, zero_stage=1),
+    "zero 1 with nobody": make_plan(zero_stage=1),
+    "hybrid zero 1": make_plan(dp=4, dp_shard=2, zero_stage=1),
+    "zero 3": make_plan(dp=4, dp_shard=4, zero_stage=3),
+    "zero 3 over cp alone": make_plan(cp=2, zero_stage=3),
+    "hybrid zero 3": make_plan(dp=4, dp_shard=2, zero_stage=3),
     "bf16 sgd": make_plan(precision="bf16", optimizer="sgd"),
+    "fp32": make_plan(precision="fp32"),
 }
 
 
@@ -42,19 +72,40 @@ def with_field(plan: Plan, field: str, **values: Any) -> Plan:
     return plan.model_copy(update={field: getattr(plan, field).model_copy(update=values)})
 
 
+def with_choice(axis: Axis, op: Collective, algorithm: Algorithm, **layout: Any) -> Plan:
+    """Return a plan whose only choice is this one."""
+    plan = make_plan(**layout)
+    choice = all_reduce_choice(plan.layout, axis, algorithm).model_copy(update={"op": op})
+    return plan.model_copy(update={"collectives": (choice,)})
+
+
+def with_sequence(seq_len: int, **layout: Any) -> Plan:
+    return make_plan(seq_len=seq_len, **layout)
+
+
 DP4 = make_plan(dp=4)
+TP2 = make_plan(tp=2)
 PP2 = make_plan(pp=2)
+V2 = make_plan(pp=2, virtual_stages=2)
 UNSUPPORTED: dict[str, tuple[Plan, str]] = {
     "megatron": (DP4.model_copy(update={"framework": "megatron"}), "framework='megatron'"),
-    "cp": (with_layout(cp=4), "layout.cp=4"),
-    "ep": (with_layout(dp_replicate=4, ep=2), "layout.ep=2"),
     "etp": (with_layout(dp_replicate=4, etp=2), "layout.etp=2"),
-    "dp_shard": (with_layout(dp_shard=4), "layout.dp_shard=4"),
-    "virtual stages": (with_layout(pp=2, virtual_stages=2), "layout.virtual_stages=2"),
-    "zero": (with_field(DP4, "sharding", zero_stage=3), "sharding.zero_stage=3"),
-    "sp": (
+    "dp_shard without zero": (
+        with_layout(dp_shard=4),
+        "layout.dp_shard=4 with sharding.zero_stage=0",
+    ),
+    "zero 2": (with_field(DP4, "sharding", zero_stage=2), "sharding.zero_stage=2"),
+    "zero 3 alone": (
+        with_field(DP4, "sharding", zero_stage=3),
+        "sharding.zero_stage=3 with one rank to share with",
+    ),
+    "tp without sp": (
+        with_field(TP2, "sharding", sequence_parallel=False),
+        "layout.tp=2 with sharding.sequence_parallel=false",
+    ),
+    "sp without tp": (
         with_field(DP4, "sharding", sequence_parallel=True),
-        "sharding.sequence_parallel=true",
+        "sharding.sequence_parallel=true with layout.tp=1",
     ),
     "reduce overlap": (
         with_field(DP4, "sharding", overlap_gradient_reduce=True),
@@ -64,6 +115,9 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         with_field(DP4, "sharding", overlap_parameter_gather=True),
         "sharding.overlap_parameter_gather=true",
     ),
+    "half a chunk": (with_sequence(10, cp=2), "training.seq_len=10 with cp=2 (need a multiple of"),
+    "tokens over tp": (with_sequence(9, tp=2), "training.seq_len=9 with tp*cp=2 (need a multiple"),
+    "chunks over tp": (with_sequence(12, tp=4, cp=2), "training.seq_len=12 with tp*cp=8"),
     "selective": (make_plan(recompute="selective"), "recompute='selective'"),
     "fp8": (make_plan(precision="fp8"), "training.precision='fp8'"),
     "fp16": (make_plan(precision="fp16"), "training.precision='fp16'"),
@@ -72,48 +126,69 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         "ranks.node_permutation",
     ),
     "left out": (with_field(DP4, "ranks", left_out_gpus=(7,)), "ranks.left_out_gpus=[7]"),
-    "interleaved": (
+    "interleaved without chunks": (
         with_field(PP2, "pipeline", schedule="interleaved_1f1b"),
-        "pipeline.schedule='interleaved_1f1b' with pp=2",
+        "pipeline.schedule='interleaved_1f1b' with pp=2, virtual_stages=1",
+    ),
+    "chunks without interleaving": (
+        with_field(V2, "pipeline", schedule="1f1b"),
+        "pipeline.schedule='1f1b' with pp=2, virtual_stages=2",
+    ),
+    "no schedule": (
+        with_field(PP2, "pipeline", schedule="none"),
+        "pipeline.schedule='none' with pp=2",
     ),
     "schedule without pp": (
         with_field(DP4, "pipeline", schedule="1f1b"),
         "pipeline.schedule='1f1b' with pp=1",
     ),
+    "chunks without pp": (
+        make_plan(virtual_stages=2, schedule="none"),
+        "layout.virtual_stages=2 with layout.pp=1",
+    ),
     "a stage too many": (
         DP4.model_copy(update={"pipeline": Pipeline(schedule="none", stages=stages_of(2, 4))}),
         "pipeline.stages (need 1",
     ),
-    "empty stage": (make_plan(pp=2, layers=(4, 0)), "pipeline.stages with no layer"),
-    "few micro-batches": (
-        make_plan(pp=2, micro_batch_size=8),
-        "batch.num_micro_batches=1 below pp=2 with 1f1b",
+    "stages out of turn": (
+        with_field(
+            V2,
+            "pipeline",
+            stages=tuple(
+                stage.model_copy(update={"pp_rank": n // 2, "chunk": n % 2})
+                for n, stage in enumerate(V2.pipeline.stages)
+            ),
+        ),
+        "pipeline.stages (need 4, in turn on the pp ranks",
     ),
+    "no head": (
+        with_field(
+            PP2,
+            "pipeline",
+            stages=tuple(s.model_copy(update={"head": False}) for s in PP2.pipeline.stages),
+        ),
+        "and the head on the last",
+    ),
+    "empty stage": (make_plan(pp=2, layers=(4, 0)), "pipeline.stages with no layer"),
     "direct": (
         make_plan(dp=4, gradient_algorithm="direct"),
         "collectives: direct for all_reduce on dp_cp",
     ),
     "hierarchical tp": (
-        make_plan(
-            tp=4,
-            collectives=(
-                all_reduce_choice(Layout(tp=4), "hierarchical").model_copy(
-                    update={"axis": "tp", "group_size": 4}
-                ),
-            ),
-        ),
+        with_choice("tp", "all_reduce", "hierarchical", tp=4),
         "collectives: hierarchical for all_reduce on tp",
     ),
-    "uneven units": (
-        make_plan(dp=4, ranks_per_node=4, ranks_per_unit=3, gradient_algorithm="hierarchical"),
-        "collectives: hierarchical for all_reduce on dp_cp with ranks.ranks_per_unit=3, which "
-        "puts [3, 1] ranks of the group [0, 1, 2, 3] on its units",
+    "hierarchical all_gather": (
+        with_choice("dp_cp", "all_gather", "hierarchical", dp=4),
+        "collectives: hierarchical for all_gather on dp_cp",
     ),
-    "uneven units of a strided group": (
-        make_plan(
-            tp=2, dp=3, ranks_per_unit=4, global_batch_size=6, gradient_algorithm="hierarchical"
-        ),
-        "puts [2, 1] ranks of the group [0, 2, 4] on its units",
+    "ring all_to_all": (
+        with_choice("ep", "all_to_all", "ring", dp=4, ep=4),
+        "collectives: ring for all_to_all on ep",
+    ),
+    "tree sends": (
+        with_choice("pp", "send_recv", "tree", pp=4),
+        "collectives: tree for send_recv on pp",
     ),
 }
 
@@ -133,9 +208,16 @@ def test_all_fields_are_named_at_once() -> None:
     assert list(unsupported_fields(plan)) == ["sharding.zero_stage=2", "recompute='selective'"]
 
 
+def test_what_is_chosen_by_size_is_looked_at_too() -> None:
+    choice = all_reduce_choice(DP4.layout, "dp_cp", "ring")
+    small = SizeThreshold(up_to_bytes=4096, algorithm="pairwise")
+    choice = choice.model_copy(update={"thresholds": (small, *choice.thresholds)})
+    plan = DP4.model_copy(update={"collectives": (choice,)})
+    assert list(unsupported_fields(plan)) == ["collectives: pairwise for all_reduce on dp_cp"]
+
+
 def test_a_choice_on_an_axis_of_one_rank_is_not_asked_for() -> None:
-    choice = all_reduce_choice(Layout(), "hierarchical")
-    check_plan(make_plan(collectives=(choice,)), world_size=1)
+    check_plan(with_choice("tp", "all_reduce", "hierarchical"), world_size=1)
 
 
 def test_world_size_comes_before_fields() -> None:
@@ -151,11 +233,11 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     }  # fmt: skip
     assert set(Sharding.model_fields) == {
         "zero_stage", "sequence_parallel", "overlap_gradient_reduce", "overlap_parameter_gather",
-        "gradient_bucket_bytes",
+        "gradient_bucket_bytes", "context_exchange",
     }  # fmt: skip
     assert set(RankRule.model_fields) == {
-        "order", "ranks_per_node", "ranks_per_unit", "node_permutation", "left_out_gpus",
+        "order", "ranks_per_node", "ranks_per_unit", "node_permutation", "left_out_gpus", "units",
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
-        "global_batch_size", "seq_len", "precision", "optimizer", "main_grads",
+        "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
     }  # fmt: skip
