@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from executor import job
+from executor.collectives import communicator
+from executor.collectives.communicator import communicators
 from executor.errors import LostPeerError
 from executor.mesh import build_mesh
 from executor.peers import lost_peer, naming_lost_peers
@@ -115,6 +118,40 @@ def test_a_message_names_its_peer_whether_it_breaks_at_once_or_in_the_wait(
         pytest.raises(LostPeerError, match="rank 0 lost rank 2 during send_recv on pp:"),
     ):
         send()
+
+
+class Sent:
+    """Stands for torch's handle of a message that has arrived."""
+
+    def wait(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("isend", "irecv", "lost"),
+    [
+        (Broken, Sent, 1),
+        pytest.param(
+            Sent,
+            Broken,
+            2,
+            marks=pytest.mark.xfail(reason="RingPass names the rank it sends to for both messages"),
+        ),
+    ],
+    ids=["send", "receive"],
+)
+def test_a_ring_pass_names_the_rank_whose_message_broke(
+    isend: type, irecv: type, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 of cp3 sends to rank 1 and receives from rank 2."""
+    monkeypatch.setattr(dist, "new_group", lambda *_, **__: Mock(spec=dist.ProcessGroup))
+    plan = make_plan(cp=3, seq_len=12)
+    mesh = build_mesh(plan, rank=0, timeout=timedelta(seconds=1))
+    cp = communicators(plan, mesh, Recorder(plan, mesh, backend="gloo"))["cp"]
+    monkeypatch.setattr(communicator, "_ISEND", lambda *_, **__: isend())
+    monkeypatch.setattr(communicator, "_IRECV", lambda *_, **__: irecv())
+    with pytest.raises(LostPeerError, match=f"rank 0 lost rank {lost} during send_recv on cp:"):
+        cp.start_ring_pass(torch.zeros(2)).wait()
 
 
 def test_torchs_wrapping_does_not_hide_a_lost_peer(
