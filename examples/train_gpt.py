@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 4 examples/train_gpt.py --plan http://127.0.0.1:8000/plans/{id}
 
-The plan decides layout, schedule, micro-batches, gradient reduction, precision and optimizer; the
-model is ``planner/model/configs/example-gpt.json`` unless ``--config`` names another Hugging Face
-Llama config. A plan for one rank runs without torchrun. The first steps are timed and reported to
-the service that the plan came from. COMMPLAN_TOKEN is the service's token, if it asks for one.
+The plan decides layout, schedule, micro-batches, gradient reduction, precision and optimizer. Its
+model is ``example-gpt`` or ``example-moe``, or the Llama or Mixtral that ``--config`` names. A plan
+for one rank runs without torchrun. The first steps are timed and reported to the service that the
+plan came from. COMMPLAN_TOKEN is the service's token, if it asks for one.
 
 A rank exits with 2 if the plan or the options are refused, with 3 if it lost another rank.
 """
@@ -22,12 +22,11 @@ from torch import nn
 from torch.nn import functional
 
 import executor
-from executor.checkpoint import load_checkpoint, save_checkpoint
 from executor.client import is_url, service_of
 from planner.plan import CalibrationRun, Plan
 
 HERE = Path(__file__).parent
-CONFIG = HERE.parent / "planner" / "model" / "configs" / "example-gpt.json"
+CONFIGS = HERE.parent / "planner" / "model" / "configs"
 TEXT = HERE / "text" / "alice.txt"
 
 # ---------------------------------------------------------------------------- the model
@@ -259,27 +258,35 @@ def main() -> None:
     token = os.environ.get("COMMPLAN_TOKEN")
     with executor.join(os.environ, timeout_s=options.timeout_s) as job:
         plan = executor.agree_on_plan(job, lambda: executor.load_plan(options.plan, token=token))
-        config = GPTConfig.from_file(options.config)
-        executor.together(job, lambda: check_length(plan, config))
+        config = executor.together(job, lambda: load_config(plan, options.config))
         torch.manual_seed(options.seed)
         model = GPT(config)
         trainer = executor.apply(plan, model, job=job, learning_rate=options.learning_rate)
-        first_step = load_checkpoint(trainer, options.resume) if options.resume else 0
+        first_step = executor.load_checkpoint(trainer, options.resume) if options.resume else 0
         book = Book(options.text, plan, options.seed)
         run = train(job, trainer, book, options, first_step)
         if options.save:
-            save_checkpoint(trainer, options.save, step=first_step + num_steps(options))
+            executor.save_checkpoint(trainer, options.save, step=first_step + num_steps(options))
         if run is not None:
             report(run, options, token)
 
 
-def check_length(plan: Plan, config: GPTConfig) -> None:
-    """Refuse a sequence for which the model has no positions."""
+def load_config(plan: Plan, path: Path | None) -> GPTConfig:
+    """Return the config of the plan's model; refuse one that has no room for its sequences."""
+    path = path or CONFIGS / f"{plan.model.name}.json"
+    try:
+        config = GPTConfig.from_file(path)
+    except (OSError, ValueError, TypeError) as exc:
+        raise executor.PlanMismatchError(
+            f"no config of the plan's model {plan.model.name!r} at {path}: {exc}; name the "
+            "config.json of a Llama or Mixtral with --config"
+        ) from exc
     if plan.training.seq_len > config.max_position_embeddings:
         raise executor.PlanMismatchError(
             f"plan {plan.id} trains on sequences of {plan.training.seq_len} tokens, the model has "
             f"{config.max_position_embeddings} positions; plan for a shorter seq_len"
         )
+    return config
 
 
 def train(
@@ -346,7 +353,7 @@ def parse_arguments() -> argparse.Namespace:
         help="go on from a checkpoint that any plan has saved; --text and --seed as then",
     )
     parser.add_argument("--report", help="file or service URL; default: the plan's service")
-    parser.add_argument("--config", type=Path, default=CONFIG, help="Hugging Face config.json")
+    parser.add_argument("--config", type=Path, help="config.json; default: the plan's bundled one")
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument(
         "--timeout-s",

@@ -7,10 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from executor.checkpoint import load_checkpoint, save_checkpoint
     from executor.checks import check_plan
     from executor.client import load_plan, post_run, save_run
     from executor.decoder import DecoderFamily, check_model
     from executor.errors import (
+        CheckpointError,
         ExecutorError,
         LostPeerError,
         PlanMismatchError,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from executor.watch import LeftOut
 
 __all__ = [
+    "CheckpointError",
     "DecoderFamily",
     "ExecutorError",
     "Job",
@@ -42,20 +45,24 @@ __all__ = [
     "check_plan",
     "current_job",
     "join",
+    "load_checkpoint",
     "load_plan",
     "observe",
     "post_run",
     "run_probes",
+    "save_checkpoint",
     "save_run",
     "timed_step",
     "together",
 ]
 
 _NAMES_OF = {
+    "checkpoint": ("load_checkpoint", "save_checkpoint"),
     "checks": ("check_plan",),
     "client": ("load_plan", "post_run", "save_run"),
     "decoder": ("DecoderFamily", "check_model"),
     "errors": (
+        "CheckpointError",
         "ExecutorError",
         "LostPeerError",
         "PlanMismatchError",

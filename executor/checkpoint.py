@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from executor.errors import ExecutorError, LostPeerError
+from executor.errors import CheckpointError, LostPeerError
 from executor.job import Job, current_job, together
 from executor.peers import naming_lost_peers
 from executor.shards.boxes import LoadPlanner, Piece, SavePlanner, WholeTensor, pieces
@@ -36,7 +36,7 @@ from executor.trainer import Trainer
 from executor.version import own_version
 from planner.plan import Document, ExpertCapacity, document_hash
 
-__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint"]
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +64,6 @@ _AFRESH: Final = (
     "torch.distributed.checkpoint.format_utils.dcp_to_torch_save and load its 'model' into the "
     "module before executor.apply"
 )
-
-
-class CheckpointError(ExecutorError):
-    """A checkpoint cannot be written or read, or is not one of this job's model."""
 
 
 class _Description(Document):

@@ -25,6 +25,7 @@ __all__ = [
     "check_model",
     "family_of",
     "has_experts",
+    "is_tied",
     "weights_checksum",
 ]
 
@@ -89,6 +90,7 @@ class DecoderFamily:
 # ------------------------------------------------------------------------ the known families
 
 _ATTENTION_NAME: Final = "commplan"
+_ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
 
 
 def _run_plain_layer(
@@ -137,11 +139,18 @@ def _transformers_differences(model: Any) -> list[str]:
         "router_jitter_noise": 0.0,
         "output_router_logits": False,
     }
-    return [
+    found = [
         f"config.{name}={getattr(model.config, name)} (need {value})"
         for name, value in off.items()
         if getattr(model.config, name, value) not in (value, None)
     ]
+    rope = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in _ROPE_BY_LENGTH:
+        found.append(
+            f"config.rope_parameters.rope_type={rope!r}, which depends on the longest position a "
+            "rank sees"
+        )
+    return found
 
 
 _TRANSFORMERS: Final = DecoderFamily(
@@ -305,6 +314,12 @@ def check_model(
     ):
         if found:
             raise PlanMismatchError(f"module {name} {problem}: {'; '.join(found)}; {hint}")
+
+
+def is_tied(model: nn.Module, family: DecoderFamily) -> bool:
+    """Return whether embedding and head of a whole model are one parameter."""
+    embedding, head = (model.get_submodule(name) for name in (family.embedding, family.head))
+    return embedding.get_parameter("weight") is head.get_parameter("weight")
 
 
 def weights_checksum(model: nn.Module) -> str:

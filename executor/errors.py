@@ -4,6 +4,7 @@
 
     ExecutorError
     ├── PlanSourceError       the plan cannot be read, or the report not delivered
+    ├── CheckpointError       a checkpoint cannot be written, read, or taken over
     ├── PlanMismatchError     the plan is for another job: world size, module, or other ranks' plan
     ├── UnsupportedPlanError  the plan asks for something this executor cannot do
     └── LostPeerError         another rank died, hangs, or cannot be reached any more
@@ -14,6 +15,7 @@ what it was doing.
 """
 
 __all__ = [
+    "CheckpointError",
     "ExecutorError",
     "LostPeerError",
     "PlanMismatchError",
@@ -34,6 +36,10 @@ class ExecutorError(Exception):
 
 class PlanSourceError(ExecutorError):
     """A plan could not be read from its file or URL, or a report not sent there."""
+
+
+class CheckpointError(ExecutorError):
+    """A checkpoint could not be written or read, or is another model's or optimizer's."""
 
 
 class PlanMismatchError(ExecutorError):

@@ -90,8 +90,6 @@ def join(environment: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> It
         backend="gloo",
         timeout=timedelta(seconds=timeout_s),
     )
-    # A lost peer is one sentence: torch's pipelining would log its whole schedule as well.
-    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads_per_rank(cores, job.local_world_size))
     if job.rank == 0:

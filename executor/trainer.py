@@ -15,7 +15,14 @@ from torch.nn import functional
 from executor.checks import check_plan
 from executor.collectives.communicator import Communicator, communicators
 from executor.cut import cut_model
-from executor.decoder import Decoder, DecoderFamily, check_model, family_of
+from executor.decoder import (
+    Decoder,
+    DecoderFamily,
+    check_model,
+    family_of,
+    is_tied,
+    weights_checksum,
+)
 from executor.errors import PlanMismatchError
 from executor.gradients.states import States
 from executor.job import Job, current_job, together
@@ -201,17 +208,17 @@ def apply(
     together(job, lambda: check_plan(plan, world_size=job.world_size))
     family = together(job, lambda: _checked(plan, model, family))
     together(job, lambda: options, fingerprint=str, what="options of apply")
+    together(job, lambda: weights_checksum(model), fingerprint=str, what="weights of the model")
     # 2. Groups, on all ranks in the same order.
-    logger.info("plan %s: %s; building groups of %d ranks", plan.id, plan.layout, job.world_size)
+    say = logger.info if job.rank == 0 else logger.debug
+    say("plan %s: %s; building groups of %d ranks", plan.id, plan.layout, job.world_size)
     with naming_lost_peers("new_group on all ranks", rank=job.rank, world_size=job.world_size):
         mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
     recorder = Recorder(plan, mesh, backend=job.backend)
     comms = communicators(plan, mesh, recorder)
     # 3. The model, cut: stages, then the weights in them.
-    logger.info("cutting %s", type(model).__name__)
-    is_tied = (
-        model.get_submodule(family.head).weight is model.get_submodule(family.embedding).weight
-    )
+    say("cutting %s", type(model).__name__)
+    tied = is_tied(model, family)
     model.to(_dtype_of_parameters(plan))
     chunks = cut_model(plan, model, family, comms, aux_loss_coefficient)
     # 4. Who sums and updates what, last: it has the shapes of what is left.
@@ -219,12 +226,12 @@ def apply(
         plan,
         chunks,
         comms,
-        is_tied=is_tied,
+        is_tied=tied,
         dtype=_DTYPES[plan.training.precision],
         gradient_dtype=_gradient_dtype(plan),
     )
     masters = [master for part in states for master in part.masters]
-    logger.info("ready: %d parameters on rank 0", sum(master.numel() for master in masters))
+    say("ready: rank 0 updates %d parameters", sum(master.numel() for master in masters))
     return Trainer(
         plan=plan,
         mesh=mesh,

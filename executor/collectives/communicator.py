@@ -7,7 +7,7 @@ an all_to_all what a rank sends, its own part included.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -180,7 +180,8 @@ class Communicator:
                 _IRECV(received, group=self.group.process_group, group_src=of),
             )
         issued_s = time.perf_counter() - start
-        return RingPass(self.recorder, key, works, tensor, received, start, issued_s)
+        ends = tuple(zip(works, (to, of), strict=True))
+        return RingPass(self.recorder, key, ends, tensor, received, start, issued_s)
 
     def _planned(self, op: Collective, size_bytes: int) -> Algorithm:
         return self.plan.algorithm(self.axis, op, size_bytes)
@@ -196,7 +197,7 @@ class RingPass:
 
     recorder: Recorder
     key: CallKey
-    works: tuple[dist.Work | None, ...]
+    ends: tuple[tuple[dist.Work | None, int], ...]  # a message, and whom it goes to or comes from
     sent: torch.Tensor  # kept alive until it has left
     received: torch.Tensor
     start: float
@@ -205,8 +206,8 @@ class RingPass:
     def wait(self) -> torch.Tensor:
         """Return what was received, once both messages are through. To be called once."""
         start = time.perf_counter()
-        with self.recorder.naming_lost_peers(self.key):
-            for work in self.works:
+        for work, peer in self.ends:
+            with self.recorder.naming_lost_peers(replace(self.key, peer=peer)):
                 if work is not None:
                     work.wait()
         waited_s = time.perf_counter() - start

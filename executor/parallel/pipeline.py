@@ -5,11 +5,12 @@ torch 2.13 has schedules of its own, but publishes a wrong order for one of them
 micro-batches than stages). Its runtime takes any order, so it is given the one that was priced.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import (
     _Action,
     _ComputationType,
@@ -63,6 +64,8 @@ def build_pipeline(
         loss: (output of the last stage, targets) to the mean loss of a micro-batch.
         dtype: Of the activations.
     """
+    # A lost peer is one sentence: the runtime would log its whole schedule as well.
+    logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)
     layout = plan.layout
     tokens_here = plan.training.seq_len // layout.cp
     batch = plan.batch.micro_batch_size

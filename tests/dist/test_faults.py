@@ -165,11 +165,7 @@ def test_a_rank_that_never_starts_is_missed_by_name(run: Run) -> None:
         ("wrong world size", r"is for (\d) ranks .*, this job has \d; start \1 processes"),
         ("plans differ", r"plans differ between ranks: .*another \(\w+\) on ranks \[\d\]"),
         ("options differ", r"options of apply differ between ranks: .*learning_rate=0.5"),
-        pytest.param(
-            "weights differ",
-            r"weights of the model differ between ranks: \w+ on ranks",
-            marks=pytest.mark.xfail(reason="executor.apply does not compare weights_checksum yet"),
-        ),
+        ("weights differ", r"weights of the model differ between ranks: \w+ on ranks"),
         ("model of another width", r"rank \d: module GPT is not the plan's model .*num_params is"),
     ],
 )

@@ -38,35 +38,23 @@ DROPPING = ExpertCapacity(factor=1.0, drop="probability")
 FOUR_RANKS = (
     case("dp4", dp=4, probes=PROBES),
     case("dp4 hierarchical", dp=4, ranks_per_unit=2, **HIERARCHICAL),
-    case("dp4 recompute", dp=4, recompute="full"),
     case("dp4 zero-1", dp=4, dp_shard=4, **ZERO_1),
     case("dp4 zero-1 in units", dp=4, dp_shard=2, **ZERO_1),
     case("dp4 fsdp2", dp=4, dp_shard=4, **FSDP),
     case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
-    case("dp4 fsdp2 recompute", dp=4, dp_shard=4, recompute="full", **FSDP),
     case("tp2 dp2", tp=2, dp=2, micro_batch_size=2, max_gradient_norm=CLIP),
-    case("tp2 dp2 recompute", tp=2, dp=2, micro_batch_size=2, recompute="full"),
-    case("tp2 dp2 zero-1", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
     case("tp2 dp2 fsdp2", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **FSDP),
     case("pp2 dp2 1f1b", pp=2, dp=2),
     case("pp2 dp2 gpipe", pp=2, dp=2, schedule="gpipe"),
     case("pp2 dp2 interleaved", pp=2, dp=2, virtual_stages=2, max_gradient_norm=CLIP),
-    case("pp4 1f1b", micro_batch_size=2, pp=4),
     case("pp4 2 micro-batches", pp=4, micro_batch_size=4),
     case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
     case("pp2 dp2 fsdp2", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
-    case("pp2 dp2 interleaved recompute", pp=2, dp=2, virtual_stages=2, recompute="full"),
     case("tp2 pp2", tp=2, pp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("cp4 ring", micro_batch_size=4, cp=4, max_gradient_norm=CLIP),
     case("cp4 all_gather", micro_batch_size=4, cp=4, context_exchange="all_gather"),
-    case("cp2 dp2 ring recompute", micro_batch_size=2, cp=2, dp=2, recompute="full"),
     case("cp2 tp2", micro_batch_size=4, cp=2, tp=2),
-    case("cp2 dp2 fsdp2", micro_batch_size=2, cp=2, dp=2, dp_shard=2, **FSDP),
-    case("cp2 pp2 all_gather", micro_batch_size=2, cp=2, pp=2, context_exchange="all_gather"),
     case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
-    case("tied tp2 pp2", "gpt-tied", micro_batch_size=2, tp=2, pp=2),
-    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
-    case("tied pp2 dp2 fsdp2", "gpt-tied", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
     case("tied dp4 fsdp2", "gpt-tied", dp=4, dp_shard=4, **FSDP),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
@@ -75,9 +63,7 @@ FOUR_RANKS = (
     case("ep4 recompute", "gpt-experts", dp=4, ep=4, recompute="full"),
     case("ep4 shared expert", "gpt-shared-expert", dp=4, ep=4),
     case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
-    case("ep2 dp4 zero-1", "gpt-experts", dp=4, dp_shard=4, ep=2, **ZERO_1),
     case("ep2 dp4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=2, **FSDP),
-    case("ep4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=4, **FSDP),
     case(
         "tp2 ep4 dp2",
         "gpt-shared-expert",
@@ -87,14 +73,11 @@ FOUR_RANKS = (
         ep=4,
         max_gradient_norm=CLIP,
     ),
-    case("cp2 tp2 ep2 aux loss", "gpt-experts", cp=2, tp=2, ep=2, aux_loss_coefficient=0.1),
     case(
         "ep2 pp2 dp2", "gpt-experts", micro_batch_size=2, dp=2, ep=2, pp=2, max_gradient_norm=CLIP
     ),
     case("llama tp2 pp2", "hf-llama", micro_batch_size=2, tp=2, pp=2),
-    case("llama cp2 dp2", "hf-llama-tied", micro_batch_size=2, cp=2, dp=2),
     case("mixtral ep4", "hf-mixtral", dp=4, ep=4),
-    case("mixtral tp2 pp2 ep2", "hf-mixtral", micro_batch_size=2, tp=2, pp=2, ep=2),
 )
 EIGHT_RANKS = (
     case("tp2 pp2 dp2", micro_batch_size=2, tp=2, pp=2, dp=2, max_gradient_norm=CLIP),
@@ -103,6 +86,27 @@ EIGHT_RANKS = (
     case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
     case("dp8 hosts of 3 and 5", dp=8, units=((0, 1, 2), (3, 4, 5, 6, 7)), **HIERARCHICAL),
     case("dp8 one rank per host", dp=8, ranks_per_node=1, **HIERARCHICAL),
+)
+MORE_ON_FOUR = (
+    case("dp4 fsdp2 recompute", dp=4, dp_shard=4, recompute="full", **FSDP),
+    case("tp2 dp2 recompute", tp=2, dp=2, micro_batch_size=2, recompute="full"),
+    case("tp2 dp2 zero-1", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
+    case("pp4 1f1b", micro_batch_size=2, pp=4),
+    case("pp2 dp2 interleaved recompute", pp=2, dp=2, virtual_stages=2, recompute="full"),
+    case("cp2 dp2 ring recompute", micro_batch_size=2, cp=2, dp=2, recompute="full"),
+    case("cp2 dp2 fsdp2", micro_batch_size=2, cp=2, dp=2, dp_shard=2, **FSDP),
+    case("cp2 pp2 all_gather", micro_batch_size=2, cp=2, pp=2, context_exchange="all_gather"),
+    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
+    case("tied pp2 dp2 fsdp2", "gpt-tied", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
+    case("tied tp2 pp2", "gpt-tied", micro_batch_size=2, tp=2, pp=2),
+    case("dp4 recompute", dp=4, recompute="full"),
+    case("ep4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=4, **FSDP),
+    case("ep2 dp4 zero-1", "gpt-experts", dp=4, dp_shard=4, ep=2, **ZERO_1),
+    case("mixtral tp2 pp2 ep2", "hf-mixtral", micro_batch_size=2, tp=2, pp=2, ep=2),
+    case("llama cp2 dp2", "hf-llama-tied", micro_batch_size=2, cp=2, dp=2),
+    case("cp2 tp2 ep2 aux loss", "gpt-experts", cp=2, tp=2, ep=2, aux_loss_coefficient=0.1),
+)
+MORE_ON_EIGHT = (
     case(
         "tp2 pp2 dp2 interleaved zero-1",
         micro_batch_size=2,
@@ -113,6 +117,7 @@ EIGHT_RANKS = (
         dp_shard=2,
         **ZERO_1,
     ),
+    case("tp2 cp2 dp2 hsdp", micro_batch_size=2, tp=2, cp=2, dp=2, dp_shard=2, **FSDP),
     case(
         "ep2 dp8 hosts interleaved",
         "gpt-experts",
@@ -121,9 +126,10 @@ EIGHT_RANKS = (
         units=((0, 1, 4, 5), (2, 3, 6, 7)),
         **HIERARCHICAL,
     ),
-    case("tp2 cp2 dp2 hsdp", micro_batch_size=2, tp=2, cp=2, dp=2, dp_shard=2, **FSDP),
 )
-CASES = {c.name: c for c in (*FOUR_RANKS, *EIGHT_RANKS)}
+LONG = {c.name for c in (*MORE_ON_FOUR, *MORE_ON_EIGHT)}
+CASES = {c.name: c for c in (*FOUR_RANKS, *EIGHT_RANKS, *MORE_ON_FOUR, *MORE_ON_EIGHT)}
+ALL = [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES]
 
 # Mixtral of transformers routes in fp32 whatever its weights are; this executor does not narrow.
 TOLERANCE = {"hf-mixtral": 1e-6}
@@ -156,25 +162,27 @@ def _read(folder: Path, stem: str, num_ranks: int) -> Trained:
     )
 
 
-@cache
-def trained() -> dict[str, Trained]:
-    return train_all(FOUR_RANKS, 4, within_s=400) | train_all(EIGHT_RANKS, 8, within_s=300)
+def trained(name: str) -> Trained:
+    """Return what is left of one case; it was trained in a job with the others like it."""
+    jobs = {FOUR_RANKS: 4, EIGHT_RANKS: 8, MORE_ON_FOUR: 4, MORE_ON_EIGHT: 8}
+    for cases, num_ranks in jobs.items():
+        if CASES[name] in cases:
+            return train_once(cases, num_ranks)[name]
+    raise AssertionError(f"{name} is in no job")
 
 
 @cache
-def trained_alone() -> dict[str, Trained]:
+def train_once(cases: tuple[Case, ...], num_ranks: int) -> dict[str, Trained]:
+    return train_all(cases, num_ranks, within_s=400)
+
+
+def trained_alone(c: Case) -> Trained:
     """Train in the executor with one rank what plain torch has no words for: the same batches."""
-    alone = [
-        case(
-            name,
-            c.model,
-            expert_capacity=c.plan.training.expert_capacity,
-            aux_loss_coefficient=c.aux_loss_coefficient,
-        )
-        for name, c in CASES.items()
-        if needs_executor(c)
-    ]
-    return train_all(alone, 1, within_s=120)
+    capacity, coefficient = c.plan.training.expert_capacity, c.aux_loss_coefficient
+    alone = case(
+        "alone", c.model, steps=STEPS, expert_capacity=capacity, aux_loss_coefficient=coefficient
+    )
+    return train_once((alone,), 1)["alone"]
 
 
 def needs_executor(c: Case) -> bool:
@@ -199,9 +207,9 @@ def whole(parts: list[list[tuple[str, int, int, torch.Tensor]]]) -> dict[str, to
 
 def differences(name: str) -> tuple[float, float, float]:
     """Return the largest relative difference of losses, norms and parameters (by tensor)."""
-    c, run_of_case = CASES[name], trained()[name]
+    c, run_of_case = CASES[name], trained(name)
     if needs_executor(c):
-        alone = trained_alone()[name]
+        alone = trained_alone(c)
         losses, parameters = alone.found["losses"], whole(alone.parts)
         norms: list[float] = []
     else:
@@ -220,12 +228,12 @@ def _largest(pairs: Iterable[tuple[float, float]]) -> float:
     return max(abs(got - wanted) / abs(wanted) for got, wanted in pairs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_training_equals_one_process(name: str) -> None:
     c = CASES[name]
     tolerance = TOLERANCE.get(c.model, 1e-9)
     assert max(differences(name)) < tolerance
-    norms = trained()[name].found["norms"]
+    norms = trained(name).found["norms"]
     assert all((norm is None) == (c.max_gradient_norm is None) for norm in norms)
     assert all(norm is None or norm > CLIP for norm in norms), "clipping acted"
 
@@ -233,15 +241,15 @@ def test_training_equals_one_process(name: str) -> None:
 def test_dropping_and_balancing_change_the_training() -> None:
     """So that the cases above would notice if tokens were kept, or the loss left out."""
     plain, _, _ = train_whole("gpt-experts")
-    for name in ("ep4 dropping", "ep4 aux loss", "cp2 tp2 ep2 aux loss"):
-        losses = trained()[name].found["losses"]
+    for name in ("ep4 dropping", "ep4 aux loss"):
+        losses = trained(name).found["losses"]
         assert abs(losses[-1] - plain[-1]) > 1e-6 * plain[-1]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_run_validates_and_times_every_rank(name: str) -> None:
     c = CASES[name]
-    timed = CalibrationRun.model_validate(trained()[name].found["run"])
+    timed = CalibrationRun.model_validate(trained(name).found["run"])
     assert timed.plan_hash == document_hash(c.plan)
     assert timed.backend == "gloo"
     assert [timings.rank for timings in timed.ranks] == list(range(c.plan.layout.world_size))
@@ -258,7 +266,7 @@ def test_run_validates_and_times_every_rank(name: str) -> None:
 
 
 def test_probes_are_timed_on_every_rank() -> None:
-    timed = CalibrationRun.model_validate(trained()["dp4"].found["run"])
+    timed = CalibrationRun.model_validate(trained("dp4").found["run"])
     for timings in timed.ranks:
         probes = [c for c in timings.collectives if c.is_probe]
         assert [(c.axis, c.op, c.size_bytes, c.group_size) for c in probes] == [
@@ -271,7 +279,7 @@ def test_probes_are_timed_on_every_rank() -> None:
 
 def test_send_and_receive_lists_pair_up() -> None:
     """Stage 0 lists forward then backward messages, and so does stage 1: same lengths, in order."""
-    timed = CalibrationRun.model_validate(trained()["pp2 dp2 1f1b"].found["run"])
+    timed = CalibrationRun.model_validate(trained("pp2 dp2 1f1b").found["run"])
     first, last = (
         [c for c in timed.ranks[rank].collectives if c.op == "send_recv"] for rank in (0, 2)
     )
@@ -279,7 +287,7 @@ def test_send_and_receive_lists_pair_up() -> None:
     assert {len(c.seconds) for c in (*first, *last)} == {4 * (STEPS - 1)}
 
 
-@pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.plan.layout.pp > 1])
+@pytest.mark.parametrize("name", [p for p in ALL if CASES[str(p.values[0])].plan.layout.pp > 1])
 def test_torch_runs_the_planners_order(name: str) -> None:
     plan = CASES[name].plan
     pp = plan.layout.pp
@@ -289,7 +297,7 @@ def test_torch_runs_the_planners_order(name: str) -> None:
         num_micro_batches=plan.batch.num_micro_batches,
         virtual_stages=plan.layout.virtual_stages,
     )
-    for rank, order in enumerate(trained()[name].found["orders"]):
+    for rank, order in enumerate(trained(name).found["orders"]):
         stage = plan.coordinates(rank)["pp"]
         assert order == [f"{a.chunk * pp + stage}{a.kind}{a.micro_batch}" for a in planned[stage]]
 

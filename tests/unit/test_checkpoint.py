@@ -14,7 +14,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import executor
-from executor.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from executor.checkpoint import load_checkpoint, save_checkpoint
+from executor.errors import CheckpointError
 from executor.shards.boxes import boxes_of_range
 from planner.plan import ExpertCapacity
 from tests.dist.cases import build_model, summary_of, train_gpt

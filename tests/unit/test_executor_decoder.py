@@ -228,6 +228,12 @@ def test_settings_that_would_be_ignored_are_refused(build: Any, setting: str, va
     assert f"config.{setting}={value} (need " in message
 
 
+def test_a_rotary_embedding_that_follows_the_longest_position_is_refused() -> None:
+    """A rank of cp sees some positions only, so ranks would turn by different angles."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert "rope_type='dynamic', which depends on" in refusal(llama(rope_parameters=dynamic))
+
+
 def test_parameters_outside_the_parts_are_refused() -> None:
     model = gpt()
     model.positions = nn.Embedding(16, 8)

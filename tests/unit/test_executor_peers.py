@@ -131,12 +131,7 @@ class Sent:
     ("isend", "irecv", "lost"),
     [
         (Broken, Sent, 1),
-        pytest.param(
-            Sent,
-            Broken,
-            2,
-            marks=pytest.mark.xfail(reason="RingPass names the rank it sends to for both messages"),
-        ),
+        (Sent, Broken, 2),
     ],
     ids=["send", "receive"],
 )

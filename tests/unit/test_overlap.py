@@ -181,6 +181,7 @@ def test_one_call_of_a_pass_is_always_exposed(name: str) -> None:
 def test_units_between_the_first_and_the_last_hide_wholly() -> None:
     """2 passes of 10 s hide 12 s of layers once an embedding of 3 s has hidden nothing."""
     ends, layers = (rank_call("parameter_gather", 3, repeats, passes=2) for repeats in (2, 4))
+    assert isinstance(layers.op, Communication)
     inner = replace(layers, op=replace(layers.op, edges=np.zeros(1)))
     found = per_op([ends, inner])
     assert found == pytest.approx([after_overlap(6, 6), after_overlap(12, 0)])
