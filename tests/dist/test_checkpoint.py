@@ -44,7 +44,8 @@ def resumed(model: str, old: dict[str, Any], new: dict[str, Any], **options: Any
         words = [f"{key}{n}" for key, n in degrees.items()]
         zero = layout.get("zero_stage")
         words += [f"zero-{zero}"] if zero else []
-        return case(" ".join([model, *words]), model, steps=HALF, **layout, **options)
+        batch = {"micro_batch_size": 2}
+        return case(" ".join([model, *words]), model, steps=HALF, **(batch | layout), **options)
 
     return Resumed(half(old), half(new))
 

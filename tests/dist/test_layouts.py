@@ -39,29 +39,23 @@ FOUR_RANKS = (
     case("dp4", dp=4, probes=PROBES),
     case("dp4 hierarchical", dp=4, ranks_per_unit=2, **HIERARCHICAL),
     case("dp4 zero-1", dp=4, dp_shard=4, **ZERO_1),
-    case("dp4 zero-1 in units", dp=4, dp_shard=2, **ZERO_1),
     case("dp4 fsdp2", dp=4, dp_shard=4, **FSDP),
     case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
     case("tp2 dp2", tp=2, dp=2, micro_batch_size=2, max_gradient_norm=CLIP),
-    case("tp2 dp2 fsdp2", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **FSDP),
     case("pp2 dp2 1f1b", pp=2, dp=2),
     case("pp2 dp2 gpipe", pp=2, dp=2, schedule="gpipe"),
     case("pp2 dp2 interleaved", pp=2, dp=2, virtual_stages=2, max_gradient_norm=CLIP),
-    case("pp4 2 micro-batches", pp=4, micro_batch_size=4),
     case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
-    case("pp2 dp2 fsdp2", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
     case("tp2 pp2", tp=2, pp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("cp4 ring", micro_batch_size=4, cp=4, max_gradient_norm=CLIP),
     case("cp4 all_gather", micro_batch_size=4, cp=4, context_exchange="all_gather"),
     case("cp2 tp2", micro_batch_size=4, cp=2, tp=2),
     case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
-    case("tied dp4 fsdp2", "gpt-tied", dp=4, dp_shard=4, **FSDP),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
     case("ep4 aux loss", "gpt-experts", dp=4, ep=4, aux_loss_coefficient=0.1),
     case("ep4 recompute", "gpt-experts", dp=4, ep=4, recompute="full"),
-    case("ep4 shared expert", "gpt-shared-expert", dp=4, ep=4),
     case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
     case("ep2 dp4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=2, **FSDP),
     case(
@@ -76,7 +70,7 @@ FOUR_RANKS = (
     case(
         "ep2 pp2 dp2", "gpt-experts", micro_batch_size=2, dp=2, ep=2, pp=2, max_gradient_norm=CLIP
     ),
-    case("llama tp2 pp2", "hf-llama", micro_batch_size=2, tp=2, pp=2),
+    case("llama tp2 pp2", "hf-llama", micro_batch_size=4, tp=2, pp=2),
     case("mixtral ep4", "hf-mixtral", dp=4, ep=4),
 )
 EIGHT_RANKS = (
@@ -88,6 +82,12 @@ EIGHT_RANKS = (
     case("dp8 one rank per host", dp=8, ranks_per_node=1, **HIERARCHICAL),
 )
 MORE_ON_FOUR = (
+    case("tp2 dp2 fsdp2", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **FSDP),
+    case("pp2 dp2 fsdp2", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
+    case("ep4 shared expert", "gpt-shared-expert", dp=4, ep=4),
+    case("tied dp4 fsdp2", "gpt-tied", dp=4, dp_shard=4, **FSDP),
+    case("pp4 2 micro-batches", pp=4, micro_batch_size=4),
+    case("dp4 zero-1 in units", dp=4, dp_shard=2, **ZERO_1),
     case("dp4 fsdp2 recompute", dp=4, dp_shard=4, recompute="full", **FSDP),
     case("tp2 dp2 recompute", tp=2, dp=2, micro_batch_size=2, recompute="full"),
     case("tp2 dp2 zero-1", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
