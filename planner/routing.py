@@ -1,28 +1,30 @@
-"""How many rows an expert takes of one rank's micro-batch, in exact rational arithmetic.
+"""How many rows an expert takes of one rank's micro-batch, as each framework rounds it.
 
-S tokens on a rank, E experts, k experts per token, capacity factor f. Each convention rounds where
-its framework rounds:
+S tokens on a rank, E experts, k experts per token, capacity factor f:
 
 ========== ========================== ==========================================================
-deepspeed  ceil(S / E · f · k)        DeepSpeed, moe/sharded_moe.py ``_capacity``
-megatron   ceil(S · k / E · f)        Megatron-LM, transformer/moe/moe_utils.py ``get_capacity``
-tutel      k · floor(f · ceil(S / E)) Tutel, impls/fast_dispatch.py ``extract_critical``
-floor      floor(S · k · f / E)       no source: for f = 1, never more rows in all than routes
+deepspeed  ceil(S / E · (f · k))      in fp32; DeepSpeed, moe/sharded_moe.py ``_capacity``
+megatron   ceil(S · k / E · f)        in doubles; Megatron-LM, moe/moe_utils.py ``get_capacity``
+tutel      k · floor(f · ceil(S / E)) in doubles; Tutel, impls/fast_dispatch.py
+floor      floor(S · k · f / E)       exact, f the decimal that was written; no source: for f = 1,
+                                      never more rows in all than routes
 ========== ========================== ==========================================================
+
+Everything is rational arithmetic; where a framework stores a number, it is rounded to the nearest
+that its type holds. So a capacity is the one that the framework itself arrives at: for S=1000,
+E=10, k=2, f=1.1 that is 220 in DeepSpeed and Tutel, and 221 in Megatron, whose 1.1 is a little more
+than 11/10.
 
 After that rounding the result is raised to ``min_capacity``, and then rounded up to a multiple of
 ``alignment``: DeepSpeed's min_capacity and its rounding to the tensor-parallel degree, in its
 order.
-
-The factor is the decimal that was written: 1.1 is 11/10. The frameworks compute in floats, where it
-is not, and so may keep one row more or less: Megatron's own expression for S=1000, E=10, k=2, f=1.1
-is 1000 * 2 / 10 * 1.1 = 220.00000000000003, of which the ceiling is 221; here it is 220, as in
-DeepSpeed and Tutel. In exact arithmetic the first two conventions are one formula.
 """
 
 from fractions import Fraction
 from math import ceil, floor, isfinite
 from typing import Literal
+
+import numpy as np
 
 from planner.errors import InvalidInputError
 
@@ -74,18 +76,29 @@ def expert_capacity(
             f"got min_capacity={min_capacity}, alignment={alignment}",
             where="training.expert_capacity",
         )
-    rows = _rounded(num_tokens, num_experts, top_k, Fraction(str(factor)), convention)
+    rows = _rounded(num_tokens, num_experts, top_k, factor, convention)
     return ceil(Fraction(max(rows, min_capacity), alignment)) * alignment
 
 
 def _rounded(
-    num_tokens: int,
-    num_experts: int,
-    top_k: int,
-    factor: Fraction,
-    convention: CapacityConvention,
+    num_tokens: int, num_experts: int, top_k: int, factor: float, convention: CapacityConvention
 ) -> int:
+    if convention == "floor":
+        return floor(Fraction(num_tokens * top_k, num_experts) * Fraction(str(factor)))
+    exact_factor = Fraction(factor)
     if convention == "tutel":
-        return top_k * floor(factor * ceil(Fraction(num_tokens, num_experts)))
-    share = Fraction(num_tokens * top_k, num_experts) * factor
-    return floor(share) if convention == "floor" else ceil(share)
+        return top_k * floor(_double(exact_factor * ceil(Fraction(num_tokens, num_experts))))
+    if convention == "megatron":
+        share = _double(Fraction(num_tokens * top_k, num_experts))
+        return ceil(_double(share * exact_factor))
+    share = _single(_double(Fraction(num_tokens, num_experts)))
+    return ceil(_single(share * _single(_double(exact_factor * top_k))))
+
+
+def _double(value: Fraction) -> Fraction:
+    return Fraction(float(value))
+
+
+def _single(value: Fraction) -> Fraction:
+    """Return the nearest fp32 number; ``value`` is a double, or a product of two fp32 numbers."""
+    return Fraction(float(np.float32(float(value))))

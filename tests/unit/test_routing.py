@@ -5,6 +5,7 @@ from math import ceil
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,12 +25,11 @@ shapes = st.tuples(st.integers(0, 8192), st.integers(1, 256)).flatmap(
 @pytest.mark.parametrize(
     ("tokens", "experts", "top_k", "factor", "expected"),
     [
-        # deepspeed, megatron, tutel, floor. The first three of these rows were computed with the
-        # frameworks' own expressions; floor by hand.
+        # deepspeed, megatron, tutel, floor. Computed with the frameworks' own expressions; floor by
+        # hand.
         (4096, 60, 4, 1.25, (342, 342, 344, 341)),
         (3, 8, 2, 1.0, (1, 1, 2, 0)),
-        # 220 is what DeepSpeed and Tutel compute; Megatron's float is the next test.
-        (1000, 10, 2, 1.1, (220, 220, 220, 220)),
+        (1000, 10, 2, 1.1, (220, 221, 220, 220)),
         (0, 8, 2, 1.5, (0, 0, 0, 0)),
     ],
 )
@@ -40,23 +40,22 @@ def test_published_rows(
     assert found == expected
 
 
-def test_megatrons_float_keeps_one_row_more_than_the_decimal_that_was_written() -> None:
-    in_floats = ceil(1000 * 2 / 10 * 1.1)
-    assert in_floats == 221
-    assert expert_capacity(1000, 10, 2, 1.1, "megatron") == 220
-    assert Fraction(1000 * 2, 10) * Fraction("1.1") == 220
-
-
 @given(shapes, factors)
-def test_exact_and_megatrons_float_differ_by_its_rounding_alone(
+def test_each_convention_is_its_frameworks_own_expression(
     shape: tuple[int, int, int], factor: float
 ) -> None:
     tokens, experts, top_k = shape
-    exact = expert_capacity(tokens, experts, top_k, factor, "megatron")
-    in_floats = ceil(tokens * top_k / experts * factor)
-    share = Fraction(tokens * top_k, experts) * Fraction(str(factor))
-    assert exact - 1 < share <= exact
-    assert in_floats == exact or abs(share - round(share)) < 1e-9
+    # DeepSpeed multiplies a Python number with a tensor that holds factor * top_k in fp32.
+    product = tokens / experts * torch.tensor(factor * top_k)
+    assert product.dtype == torch.float32
+    expected = {
+        "deepspeed": int(torch.ceil(product)),
+        "megatron": ceil(tokens * top_k / experts * factor),
+        "tutel": top_k * int(factor * ((tokens + experts - 1) // experts)),
+        "floor": int(Fraction(tokens * top_k, experts) * Fraction(str(factor))),
+    }
+    found = {c: expert_capacity(tokens, experts, top_k, factor, c) for c in CONVENTIONS}
+    assert found == expected
 
 
 def test_conventions_are_those_of_the_contract() -> None:
