@@ -55,7 +55,10 @@ class GPTConfig:
     @classmethod
     def from_file(cls, path: Path) -> "GPTConfig":
         """Return the config in a JSON file; fields this model does not read are left out."""
-        found = json.loads(path.read_text())
+        found = {k: v for k, v in json.loads(path.read_text()).items() if v is not None}
+        found = {**found.get("rope_parameters", {}), **found}  # where transformers 5 has the theta
+        if "head_dim" not in found:
+            found["head_dim"] = found["hidden_size"] // found["num_attention_heads"]
         return cls(**{f.name: found[f.name] for f in fields(cls) if f.name in found})
 
 
@@ -276,9 +279,9 @@ def load_config(plan: Plan, path: Path | None) -> GPTConfig:
     path = path or CONFIGS / f"{plan.model.name}.json"
     try:
         config = GPTConfig.from_file(path)
-    except (OSError, ValueError, TypeError) as exc:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
         raise executor.PlanMismatchError(
-            f"no config of the plan's model {plan.model.name!r} at {path}: {exc}; name the "
+            f"{path} is no config of the plan's model {plan.model.name!r}: {exc!r}; name the "
             "config.json of a Llama or Mixtral with --config"
         ) from exc
     if plan.training.seq_len > config.max_position_embeddings:

@@ -309,7 +309,7 @@ def check_model(
             differing,
             "plan again with this module's config",
         ),
-        ("cannot be cut as planned", uncuttable, "plan again with this module's config"),
+        ("cannot be cut as planned", uncuttable, "plan again with these degrees changed"),
         ("would train differently here", left_out, "change the module or its config"),
     ):
         if found:
@@ -373,7 +373,7 @@ def _indivisible(model: nn.Module, family: DecoderFamily, tp: int, ep: int) -> l
                     )
         for name in family.rows:
             if tp > 1 and name in parts and getattr(parts[name], "bias", None) is not None:
-                wrong.add(f"tp={tp} would add the bias of {name} {tp} times")
+                wrong.add(f"tp={tp} would add the bias of {name} {tp} times (need tp=1)")
         if has_experts(layer, family):
             experts = parts[f"{family.feed_forward}.experts"].get_parameter("down_proj").shape[0]
             if experts % ep:

@@ -95,10 +95,11 @@ class Trainer:
             targets: The token that follows each, same shape.
 
         Raises:
-            PlanMismatchError: Another shape; on this rank, the others lose it as a peer.
+            PlanMismatchError: Another shape, or ids outside the vocabulary (every target counts:
+                none can be masked); on this rank, the others lose it as a peer.
             LostPeerError: Another rank is gone.
         """
-        self._check_shapes(inputs, targets)
+        self._check_batch(inputs, targets)
         start, blocked_before_s = time.perf_counter(), self.recorder.blocked_s
         positions = self.chunks[0].positions
         with self.recorder.watching():
@@ -162,15 +163,22 @@ class Trainer:
         with naming_lost_peers(doing, rank=self.mesh.rank, world_size=world_size):
             dist.all_reduce(total)
 
-    def _check_shapes(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        rows = self.my_rows()
+    def _check_batch(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        rows, size = self.my_rows(), self.plan.model.vocab_size
         needed = (rows.stop - rows.start, self.plan.training.seq_len)
-        for name, tensor in (("inputs", inputs), ("targets", targets)):
-            if tuple(tensor.shape) != needed:
+        for name, ids in (("inputs", inputs), ("targets", targets)):
+            if tuple(ids.shape) != needed:
                 raise PlanMismatchError(
-                    f"rank {self.mesh.rank}: {name} of this step have shape "
-                    f"{list(tensor.shape)}, plan {self.plan.id} needs {list(needed)} "
-                    "(sequences of this rank, seq_len); pass batch[trainer.my_rows()]"
+                    f"rank {self.mesh.rank}: {name} of this step have shape {list(ids.shape)}, "
+                    f"plan {self.plan.id} needs {list(needed)} (sequences of this rank, seq_len); "
+                    "pass batch[trainer.my_rows()]"
+                )
+            low, high = (int(bound) for bound in torch.aminmax(ids))
+            if low < 0 or high >= size:
+                raise PlanMismatchError(
+                    f"rank {self.mesh.rank}: {name} of this step go from {low} to {high}, the "
+                    f"vocabulary of plan {self.plan.id} from 0 to {size - 1}; masked targets "
+                    "(-100) are not supported, fill sequences with tokens"
                 )
 
 
@@ -211,7 +219,13 @@ def apply(
     together(job, lambda: weights_checksum(model), fingerprint=str, what="weights of the model")
     # 2. Groups, on all ranks in the same order.
     say = logger.info if job.rank == 0 else logger.debug
-    say("plan %s: %s; building groups of %d ranks", plan.id, plan.layout, job.world_size)
+    say(
+        "plan %s: %s, ZeRO-%d; building groups of %d ranks",
+        plan.id,
+        plan.layout,
+        plan.sharding.zero_stage,
+        job.world_size,
+    )
     with naming_lost_peers("new_group on all ranks", rank=job.rank, world_size=job.world_size):
         mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
     recorder = Recorder(plan, mesh, backend=job.backend)

@@ -26,7 +26,7 @@ from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
 from planner.plan import Calibration, CalibrationRun, Plan
 from planner.planning import build_problem, make_plan, resolve
-from planner.request import PlanRequest
+from planner.request import Constraints, PlanRequest
 from planner.tables import show_fabric, show_model, show_models, show_plan, show_topologies
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
@@ -134,7 +134,12 @@ def plan(
     top_k: Annotated[int | None, typer.Option(help="Runners-up to list; default 5.")] = None,
     constraint: Annotated[
         list[str] | None,
-        typer.Option("--constraint", "-c", help="Hold a field fixed, as tp=8; repeatable."),
+        typer.Option(
+            "--constraint",
+            "-c",
+            help="Hold a field fixed, as tp=8; repeatable. Fields: "
+            f"{', '.join(Constraints.model_fields)}.",
+        ),
     ] = None,
     calibration: Annotated[
         str, typer.Option(help="File that 'commplan calibrate' wrote, or none.")
@@ -216,15 +221,21 @@ def _model_field(name: str) -> Any:
 
 def _constraint(text: str) -> tuple[str, Any]:
     """Return ``tp=8`` as ("tp", 8)."""
-    name, equals, value = text.partition("=")
+    name, equals, value = (part.strip() for part in text.partition("="))
     if not equals:
         raise InvalidInputError(
             f"--constraint {text!r}: need FIELD=VALUE, for example tp=8", where="constraints"
         )
+    if name not in Constraints.model_fields:
+        raise InvalidInputError(
+            f"constraints.{name} is not a known field; there are "
+            f"{', '.join(Constraints.model_fields)}",
+            where=f"constraints.{name}",
+        )
     try:
-        return name.strip(), json.loads(value)
+        return name, json.loads(value)
     except ValueError:
-        return name.strip(), value.strip()
+        return name, value
 
 
 # ---------------------------------------------------------------------- topologies and models

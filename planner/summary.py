@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+from planner.model.bundled import model_names
 from planner.plan import Plan, StageMemory
 from planner.search.explain import PART_LABELS
 from planner.units import format_bytes, format_count, format_rate, format_seconds
@@ -125,7 +126,9 @@ def launch_command(plan: Plan, plan_source: str) -> str:
         else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
     )
     if plan.framework == "executor":
-        script = f"examples/train_gpt.py --plan {plan_source}"
+        # the example finds the config of a bundled model by its name
+        config = "" if plan.model.name in model_names() else " --config config.json"
+        script = f"examples/train_gpt.py --plan {plan_source}{config}"
         return f"torchrun {where} --nproc-per-node {per_node} {script}"
     script = f"pretrain_gpt.py $MODEL_AND_DATA_ARGS {' '.join(_megatron_arguments(plan))}"
     return f"{_megatron_environment(plan)}torchrun {where} --nproc-per-node {per_node} {script}"

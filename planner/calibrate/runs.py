@@ -75,8 +75,13 @@ def check_run(measured: Measured) -> None:
             where="model",
         )
     plan_candidate(measured.problem, plan)
+    if run.plan_hash != (own_hash := document_hash(plan)):
+        raise InvalidInputError(
+            f"plan_hash is {run.plan_hash!r}, of plan {run.plan_id}, but plan {plan.id} has "
+            f"{own_hash!r}; give the plan that was run, as it is stored",
+            where="plan_hash",
+        )
     needed = {
-        "plan_hash": (run.plan_hash, document_hash(plan)),
         "topology": (run.topology, plan.topology),
         "ranks": (len(run.ranks), plan.layout.world_size),
     }
@@ -84,15 +89,33 @@ def check_run(measured: Measured) -> None:
         if got != wanted:
             shown = repr(got)[:80]
             raise InvalidInputError(
-                f"{field} is {shown} but plan {plan.id} has {wanted!r}; time the plan as it is "
-                "stored, and send the timings of every rank",
+                f"{field} is {shown} but plan {plan.id} has {wanted!r}; send the timings of every "
+                "rank of a run of this plan",
                 where=field,
             )
     for timings in run.ranks:
         path = f"ranks[{timings.rank}]"
         for problem, field in _problems(timings, measured):
             raise InvalidInputError(f"{path}.{field} {problem}", where=f"{path}.{field}")
+    _check_collectives(measured)
     _check_speed(measured)
+
+
+def _check_collectives(measured: Measured) -> None:
+    """Refuse a run that saw nothing of its collectives: their time would count as compute."""
+    plan = measured.plan
+    planned = sorted({op.axis for op in plan.ops if op.axis and op.group_size > 1 and op.repeats})
+    seen = any(
+        any(timings.communication_s) or any(not timing.is_probe for timing in timings.collectives)
+        for timings in measured.run.ranks
+    )
+    if planned and not seen:
+        raise InvalidInputError(
+            f"ranks[].communication_s: 0 s in all steps, but plan {plan.id} has collectives on "
+            f"{', '.join(planned)}, whose time would count as compute; time a run whose calls are "
+            "made in Python (those of DistributedDataParallel are not)",
+            where="ranks.communication_s",
+        )
 
 
 def _check_speed(measured: Measured) -> None:

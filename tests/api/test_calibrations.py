@@ -189,6 +189,17 @@ def test_a_run_without_collectives_still_calibrates_compute(client: Client) -> N
     assert answer.json()["levels"] == []
 
 
+def test_a_run_that_saw_nothing_of_its_collectives_is_refused(client: Client) -> None:
+    """As of a script whose gradients are reduced in C++: they would count as compute."""
+    run = made_up_run(planned(client)).model_dump(mode="json")
+    for rank in run["ranks"]:
+        rank["collectives"], rank["communication_s"] = [], [0.0] * 3
+    answer = client.post("/calibrations", json=run)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"]["where"] == "ranks.communication_s"
+    assert "dp_cp" in answer.json()["error"]["message"]
+
+
 SECONDS = st.floats(0, 1e308)
 
 
