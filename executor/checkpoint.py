@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -74,9 +74,9 @@ class _Description(Document):
     plan_id: str
     plan_hash: str
     layout: str
-    step: int
+    step: int = Field(ge=0)
     optimizer: Literal["adamw", "sgd"]
-    optimizer_steps: int
+    optimizer_steps: int = Field(ge=0)
     model_name: str
     model_fingerprint: str
     num_params: int
@@ -114,7 +114,7 @@ def save_checkpoint(trainer: Trainer, path: str | Path, *, step: int) -> Path:
     """
     job, root = current_job(), Path(path)
     with _during(f"saving checkpoint {root} of step {step}"):
-        together(job, lambda: f"{root} of step {step}", fingerprint=str, what="checkpoints to save")
+        together(job, lambda: _name(root, step), fingerprint=str, what="checkpoints to save")
         made = together(job, lambda: _make_folder(root, step) if job.rank == 0 else None)
         folder = _of_rank_0(job, made)
         together(job, lambda: _check_visible(folder))
@@ -129,6 +129,14 @@ def save_checkpoint(trainer: Trainer, path: str | Path, *, step: int) -> Path:
     if job.rank == 0:
         logger.info("saved step %d in %s, from %s", step, folder, description.layout)
     return folder
+
+
+def _name(root: Path, step: int) -> str:
+    if not isinstance(step, int) or step < 0:
+        raise CheckpointError(
+            f"step={step!r} of a checkpoint in {root}; need the steps taken so far"
+        )
+    return f"{root} of step {step}"
 
 
 def load_checkpoint(trainer: Trainer, path: str | Path) -> int:

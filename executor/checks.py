@@ -16,7 +16,7 @@ _KNOWN: Final[dict[Collective, frozenset[Algorithm]]] = {
 _HIERARCHICAL: Final = ("dp_cp", "edp")
 
 
-def check_plan(plan: Plan, *, world_size: int) -> None:
+def check_plan(plan: Plan, *, world_size: int, backend: str = "gloo") -> None:
     """Check that ``plan`` fits a job of ``world_size`` ranks and asks for nothing unknown here.
 
     Raises:
@@ -28,6 +28,11 @@ def check_plan(plan: Plan, *, world_size: int) -> None:
         raise PlanMismatchError(
             f"plan {plan.id} is for {needed} ranks ({plan.layout}), this job has {world_size}; "
             f"start {needed} processes, or plan for {world_size} GPUs"
+        )
+    if backend != "gloo":
+        raise UnsupportedPlanError(
+            f"this job runs on {backend}, and the executor has run on gloo alone so far; try "
+            "init_process_group('gloo')"
         )
     fields = tuple(unsupported_fields(plan))
     if fields:
@@ -63,6 +68,8 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
         yield "recompute='selective'"
     if plan.training.precision in ("fp8", "fp16"):
         yield f"training.precision={plan.training.precision!r}"
+    if plan.training.precision == "bf16" and plan.training.main_grads == "same":
+        yield "training.main_grads='same' with bf16 (gradients are summed in fp32)"
     if plan.ranks.node_permutation is not None:
         yield "ranks.node_permutation (order the hosts in the launcher instead)"
     if plan.ranks.left_out_gpus:
@@ -105,7 +112,7 @@ def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     if plan.layout.degree(choice.axis) == 1:
         return
     known = set(_KNOWN.get(choice.op, _LIBRARY))
-    if choice.op == "all_reduce" and choice.axis in _HIERARCHICAL:
+    if choice.op == "all_reduce" and choice.axis in _HIERARCHICAL and not plan.sharding.zero_stage:
         known.add("hierarchical")
     asked = {choice.algorithm, *(threshold.algorithm for threshold in choice.thresholds)}
     for algorithm in sorted(asked - known):

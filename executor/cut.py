@@ -68,6 +68,8 @@ def _replace_experts(
         tp=comms["tp"],
         cp=comms["cp"],
         capacity=plan.training.expert_capacity,
+        # Mixtral always normalises; its relatives say
+        norm_topk_prob=getattr(block.get_submodule("gate"), "norm_topk_prob", True),
         aux_loss_coefficient=aux_loss_coefficient,
         shared=getattr(block, "shared_expert", None),
     )

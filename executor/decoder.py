@@ -6,6 +6,7 @@ is the part of a model that one pipeline stage holds. Modules of no known family
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,11 +27,15 @@ __all__ = [
     "family_of",
     "has_experts",
     "is_tied",
+    "mark_taken",
     "weights_checksum",
 ]
 
-# (queries [B, N, S, D], keys [B, N_kv, S, D], values [B, N_kv, S, D]) -> [B, N, S, D], causal
-AttentionCore = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (queries [B, N, S, D], keys [B, N_kv, S, D], values [B, N_kv, S, D]) -> [B, N, S, D], causal; the
+# scores are multiplied with the keyword ``scale``, D**-0.5 if it is left out
+AttentionCore = Callable[..., torch.Tensor]
+
+_TAKEN: Final = "_commplan_has_taken_it_apart"
 
 # What is taken over of a feed-forward with experts.
 _WEIGHTS_OF_EXPERTS: Final = ("gate.weight", "experts.gate_up_proj", "experts.down_proj")
@@ -91,6 +96,7 @@ class DecoderFamily:
 
 _ATTENTION_NAME: Final = "commplan"
 _ROPE_BY_LENGTH: Final = ("dynamic", "longrope")
+_UNKNOWN_TO_CORE: Final = ("dropout", "sliding_window", "softcap", "s_aux")
 
 
 def _run_plain_layer(
@@ -121,14 +127,28 @@ def _set_transformers_attention(layer: nn.Module, core: AttentionCore) -> None:
 
     AttentionInterface.register(_ATTENTION_NAME, _transformers_attention)
     attention: Any = layer.self_attn
+    attention.config = copy(attention.config)  # another model may have been made from it
     attention.config._attn_implementation = _ATTENTION_NAME
     attention.commplan_core = core
 
 
 def _transformers_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,
+    *,
+    scaling: float | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    return module.commplan_core(query, key, value).transpose(1, 2), None
+    ignored = [name for name in _UNKNOWN_TO_CORE if others.get(name)]
+    if ignored:
+        raise PlanMismatchError(
+            f"module {type(module).__name__} wants attention with {', '.join(ignored)}, which the "
+            "executor's has not; take a module without"
+        )
+    return module.commplan_core(query, key, value, scale=scaling).transpose(1, 2), None
 
 
 def _transformers_differences(model: Any) -> list[str]:
@@ -150,6 +170,8 @@ def _transformers_differences(model: Any) -> list[str]:
             f"config.rope_parameters.rope_type={rope!r}, which depends on the longest position a "
             "rank sees"
         )
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        found.append("gradient checkpointing is on (the plan's recompute decides)")
     return found
 
 
@@ -198,6 +220,11 @@ def family_of(model: nn.Module) -> DecoderFamily:
 
 
 # --------------------------------------------------------------------- one stage of a model
+
+
+def mark_taken(model: nn.Module) -> None:
+    """Have ``check_model`` refuse ``model`` from now on: its parts belong to a trainer."""
+    setattr(model, _TAKEN, True)
 
 
 class Head(nn.Module):
@@ -290,6 +317,10 @@ def check_model(
     """
     name = type(model).__name__
     family = family or family_of(model)
+    if getattr(model, _TAKEN, False):
+        raise PlanMismatchError(
+            f"module {name} was taken apart by executor.apply before; build it again"
+        )
     try:
         _require_parts(model, family)
         differing = [
@@ -323,11 +354,11 @@ def is_tied(model: nn.Module, family: DecoderFamily) -> bool:
 
 
 def weights_checksum(model: nn.Module) -> str:
-    """Return 8 hex digits of names, shapes and values of all parameters, the same on all ranks."""
+    """Return 8 hex digits of names, shapes and values of all parameters and buffers."""
     checksum = 0
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
-        checksum = zlib.crc32(f"{name} {list(parameter.shape)}".encode(), checksum)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        checksum = zlib.crc32(f"{name} {list(tensor.shape)}".encode(), checksum)
         checksum = zlib.crc32(values.numpy().data, checksum)
     return f"{checksum:08x}"
 
@@ -407,4 +438,17 @@ def _left_out(model: nn.Module, family: DecoderFamily) -> list[str]:
     frozen = [
         f"parameter {name} is frozen" for name, p in parameters.items() if not p.requires_grad
     ]
-    return lost + frozen
+    return lost + frozen + _shared_weights(model, family)
+
+
+def _shared_weights(model: nn.Module, family: DecoderFamily) -> list[str]:
+    """Return parameters with two names, of which stages would train two; tied ends are known."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    tied = {f"{family.embedding}.weight", f"{family.head}.weight"}
+    return [
+        f"{' and '.join(several)} are one parameter"
+        for several in names.values()
+        if len(several) > 1 and set(several) != tied
+    ]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from typing import Final, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore  # public without their types
+from torch.distributed import distributed_c10d as c10d
 
 from executor.errors import ExecutorError, LostPeerError, PlanMismatchError
 from executor.peers import list_of_ranks, naming_lost_peers
@@ -83,13 +85,11 @@ def join(environment: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> It
             sets them, and TORCHELASTIC_ERROR_FILE, from which it reads why a rank failed.
         timeout_s: Of every collective; a peer that died ends the others after at most this long.
     """
-    job = Job(
-        rank=int(environment.get("RANK", 0)),
-        world_size=int(environment.get("WORLD_SIZE", 1)),
-        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", 1)),
-        backend="gloo",
-        timeout=timedelta(seconds=timeout_s),
-    )
+    try:
+        job = _described(environment, timeout_s)
+    except PlanMismatchError as error:
+        sys.stderr.write(f"refused: {error}\n")
+        raise SystemExit(EXIT_REFUSED) from error
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads_per_rank(cores, job.local_world_size))
     if job.rank == 0:
@@ -111,6 +111,39 @@ def join(environment: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S) -> It
     dist.destroy_process_group()
 
 
+def _described(environment: Mapping[str, str], timeout_s: float) -> Job:
+    """Return the place that torchrun's variables describe.
+
+    Raises:
+        PlanMismatchError: They describe none.
+    """
+    if not 0 < timeout_s < math.inf:
+        raise PlanMismatchError(f"timeout_s is {timeout_s:g}; need a number of seconds above 0")
+    numbers = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    if "RANK" in environment or "WORLD_SIZE" in environment:
+        needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in needed if not environment.get(name)]
+        if missing:
+            raise PlanMismatchError(
+                f"{', '.join(missing)} not set, but others of {', '.join(needed)} are; start the "
+                "script with torchrun, or with none of them for a job of one rank"
+            )
+        numbers["MASTER_PORT"] = 0
+        numbers["LOCAL_WORLD_SIZE"] = 1
+        for name, default in numbers.items():
+            text = environment.get(name, str(default))
+            if not text.isdecimal():
+                raise PlanMismatchError(f"{name} is {text!r}; need a whole number, not below 0")
+            numbers[name] = int(text)
+    rank, world_size, local = (numbers[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if not rank < world_size or not 1 <= local <= world_size:
+        raise PlanMismatchError(
+            f"RANK is {rank}, WORLD_SIZE {world_size}, LOCAL_WORLD_SIZE {local}; need "
+            "RANK < WORLD_SIZE and 1 <= LOCAL_WORLD_SIZE <= WORLD_SIZE"
+        )
+    return Job(rank, world_size, local, "gloo", timedelta(seconds=timeout_s))
+
+
 def current_job() -> Job:
     """Return this process's place in a job that the script itself has joined.
 
@@ -126,9 +159,14 @@ def current_job() -> Job:
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-        backend=dist.get_backend(),
+        backend=_backend_on_cpu(),
         timeout=timedelta(seconds=_TIMEOUT_S),
     )
+
+
+def _backend_on_cpu() -> str:
+    group = c10d._get_default_group()
+    return str(group._get_backend(torch.device("cpu")).name())
 
 
 def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:

@@ -1,9 +1,10 @@
 """Make a module train the way a plan says."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -21,9 +22,10 @@ from executor.decoder import (
     check_model,
     family_of,
     is_tied,
+    mark_taken,
     weights_checksum,
 )
-from executor.errors import PlanMismatchError
+from executor.errors import ExecutorError, PlanMismatchError
 from executor.gradients.states import States
 from executor.job import Job, current_job, together
 from executor.mesh import Mesh, build_mesh
@@ -79,6 +81,8 @@ class Trainer:
     forward_backward: ForwardBackward
     optimizer: torch.optim.Optimizer
     max_gradient_norm: float | None
+    # What ended a step, if one ended in an error: half of its gradients are still there.
+    failures: list[str] = field(default_factory=list)
 
     def my_rows(self) -> slice:
         """Return which sequences of the global batch this rank trains on."""
@@ -98,8 +102,30 @@ class Trainer:
             PlanMismatchError: Another shape, or ids outside the vocabulary (every target counts:
                 none can be masked); on this rank, the others lose it as a peer.
             LostPeerError: Another rank is gone.
+            ExecutorError: An earlier step ended in an error.
         """
         self._check_batch(inputs, targets)
+        if self.failures:
+            raise ExecutorError(
+                f"rank {self.mesh.rank}: an earlier step of this trainer ended in an error "
+                f"({self.failures[0]}) and left gradients behind; build it again, or load the last "
+                "checkpoint into a new one"
+            )
+        try:
+            return self._step(inputs, targets)
+        except BaseException as error:
+            self.failures.append(repr(error))
+            raise
+
+    def close(self) -> None:
+        """Give back the process groups; all ranks call this together, and no step follows."""
+        groups = {group.process_group for group in self.mesh.groups.values()}
+        for split in self.mesh.splits.values():
+            groups |= {split.inside.process_group, split.across.process_group}
+        for group in sorted((g for g in groups if g is not None), key=lambda g: g.group_name):
+            dist.destroy_process_group(group)
+
+    def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepResult:
         start, blocked_before_s = time.perf_counter(), self.recorder.blocked_s
         positions = self.chunks[0].positions
         with self.recorder.watching():
@@ -213,7 +239,8 @@ def apply(
     options = f"learning_rate={learning_rate}, max_gradient_norm={max_gradient_norm}, "
     options += f"aux_loss_coefficient={aux_loss_coefficient}"
     # 1. Refuse before any group exists: a rank that refuses later would leave the others waiting.
-    together(job, lambda: check_plan(plan, world_size=job.world_size))
+    together(job, lambda: check_plan(plan, world_size=job.world_size, backend=job.backend))
+    together(job, lambda: _check_options(learning_rate, max_gradient_norm, aux_loss_coefficient))
     family = together(job, lambda: _checked(plan, model, family))
     together(job, lambda: options, fingerprint=str, what="options of apply")
     together(job, lambda: weights_checksum(model), fingerprint=str, what="weights of the model")
@@ -233,7 +260,9 @@ def apply(
     # 3. The model, cut: stages, then the weights in them.
     say("cutting %s", type(model).__name__)
     tied = is_tied(model, family)
-    model.to(_dtype_of_parameters(plan))
+    mark_taken(model)
+    for parameter in model.parameters():  # buffers, such as rotary frequencies, keep their dtype
+        parameter.data = parameter.data.to(_dtype_of_parameters(plan))
     chunks = cut_model(plan, model, family, comms, aux_loss_coefficient)
     # 4. Who sums and updates what, last: it has the shapes of what is left.
     states = share_out_states(
@@ -257,6 +286,25 @@ def apply(
         optimizer=_optimizer(plan, masters, learning_rate),
         max_gradient_norm=max_gradient_norm,
     )
+
+
+def _check_options(
+    learning_rate: float, max_gradient_norm: float | None, aux_loss_coefficient: float
+) -> None:
+    given = {
+        "learning_rate": (learning_rate, 0 <= learning_rate < math.inf),
+        "max_gradient_norm": (
+            max_gradient_norm,
+            max_gradient_norm is None or 0 < max_gradient_norm < math.inf,
+        ),
+        "aux_loss_coefficient": (aux_loss_coefficient, 0 <= aux_loss_coefficient < math.inf),
+    }
+    wrong = [f"{name}={value}" for name, (value, is_right) in given.items() if not is_right]
+    if wrong:
+        raise PlanMismatchError(
+            f"apply got {', '.join(wrong)}; need finite numbers, none below 0, and a "
+            "max_gradient_norm above 0 (None does not clip)"
+        )
 
 
 def _checked(plan: Plan, model: nn.Module, family: DecoderFamily | None) -> DecoderFamily:

@@ -1,8 +1,8 @@
-"""The collectives of one axis, timed: the only place where the executor calls torch.distributed.
+"""The collectives of one axis, timed: all that a training step calls.
 
-(Pipelining makes its own sends and receives, which ``executor.timing`` catches.) A group of one
-calls nothing. Sizes are nccl-tests' S: of an all_gather and a reduce_scatter the whole tensor, of
-an all_to_all what a rank sends, its own part included.
+(But for pipelining, which makes its own sends and receives: ``executor.timing`` catches them.) A
+group of one calls nothing. Sizes are nccl-tests' S: of an all_gather and a reduce_scatter the whole
+tensor, of an all_to_all what a rank sends, its own part included.
 """
 
 import time

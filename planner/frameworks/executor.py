@@ -39,6 +39,10 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
             f"{training.precision!r} needs scaled gradients, which the executor has not; use "
             f"{', '.join(_PRECISIONS)}, or framework='megatron'"
         )
+    if training.precision == "bf16" and training.main_grads == "same":
+        return "training.main_grads", (
+            "'same' would sum bf16 gradients in bf16, the executor sums them in fp32; use 'fp32'"
+        )
     return None
 
 

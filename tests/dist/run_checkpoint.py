@@ -21,7 +21,6 @@ import executor
 from executor.checkpoint import load_checkpoint, save_checkpoint
 from planner.plan import Plan
 from tests.dist.cases import MODELS, build_model, train_gpt
-from tests.dist.train_layouts import close
 
 # No dimension that four ranks share out evenly, and of three experts one rank gets none.
 MODELS["gpt-odd"] = MODELS["gpt-dense"] | {
@@ -57,7 +56,7 @@ def train(job: executor.Job, case: dict[str, Any]) -> list[float]:
             losses.append(trainer.global_loss(trainer.step(inputs, targets)))
         if case["save"]:
             save_checkpoint(trainer, case["save"], step=first + case["steps"])
-    close(trainer)
+    trainer.close()
     return losses
 
 

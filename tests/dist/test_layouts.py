@@ -38,6 +38,7 @@ DROPPING = ExpertCapacity(factor=1.0, drop="probability")
 FOUR_RANKS = (
     case("dp4", dp=4, probes=PROBES),
     case("dp4 hierarchical", dp=4, ranks_per_unit=2, **HIERARCHICAL),
+    case("dp4 not clipped", dp=4, max_gradient_norm=100.0),
     case("dp4 zero-1", dp=4, dp_shard=4, **ZERO_1),
     case("dp4 fsdp2", dp=4, dp_shard=4, **FSDP),
     case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
@@ -51,6 +52,7 @@ FOUR_RANKS = (
     case("cp4 all_gather", micro_batch_size=4, cp=4, context_exchange="all_gather"),
     case("cp2 tp2", micro_batch_size=4, cp=2, tp=2),
     case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
+    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
@@ -96,7 +98,6 @@ MORE_ON_FOUR = (
     case("cp2 dp2 ring recompute", micro_batch_size=2, cp=2, dp=2, recompute="full"),
     case("cp2 dp2 fsdp2", micro_batch_size=2, cp=2, dp=2, dp_shard=2, **FSDP),
     case("cp2 pp2 all_gather", micro_batch_size=2, cp=2, pp=2, context_exchange="all_gather"),
-    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
     case("tied pp2 dp2 fsdp2", "gpt-tied", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
     case("tied tp2 pp2", "gpt-tied", micro_batch_size=2, tp=2, pp=2),
     case("dp4 recompute", dp=4, recompute="full"),

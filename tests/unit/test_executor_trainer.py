@@ -56,6 +56,93 @@ def test_another_shape_is_refused_with_what_to_pass() -> None:
         trainer.step(inputs[:, 1:], targets)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": -1.0},
+        {"learning_rate": float("nan")},
+        {"max_gradient_norm": 0.0},
+        {"max_gradient_norm": -1.0},
+        {"aux_loss_coefficient": float("inf")},
+    ],
+    ids=str,
+)
+def test_options_that_would_train_backwards_or_not_at_all_are_refused(
+    options: dict[str, Any],
+) -> None:
+    [name] = options
+    plan, model = make_plan(model=summary_of("gpt-dense")), build_model("gpt-dense")
+    with pytest.raises(executor.PlanMismatchError, match=f"apply got {name}="):
+        executor.apply(plan, model, **options)
+
+
+def test_a_module_is_taken_apart_once() -> None:
+    model = build_model("gpt-dense")
+    plan = make_plan(model=summary_of("gpt-dense"))
+    executor.apply(plan, model)
+    with pytest.raises(executor.PlanMismatchError, match=r"GPT was taken apart .* build it again"):
+        executor.apply(plan, model)
+
+
+def test_a_trainer_whose_step_failed_takes_no_other() -> None:
+    trainer = a_trainer()
+    batch = train_gpt.Book(train_gpt.TEXT, trainer.plan, 0).batch(0)
+    hook = trainer.chunks[0].layers[3].register_forward_hook(_broken)
+    with pytest.raises(ZeroDivisionError):
+        trainer.step(*batch)
+    hook.remove()
+    with pytest.raises(executor.ExecutorError, match=r"earlier step .*ZeroDivisionError"):
+        trainer.step(*batch)
+
+
+def _broken(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("model", ["hf-llama", "gpt-dense"])
+def test_bf16_computes_what_the_module_computes_in_bf16(model: str) -> None:
+    """Rotary frequencies stay in their own dtype; masters and gradients are fp32."""
+    plan = make_plan(model=summary_of(model), precision="bf16", seq_len=64)
+    torch.manual_seed(0)
+    whole = build_model(model)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    tokens = torch.arange(64).unsqueeze(0) * 3 % 256
+    with torch.no_grad():
+        out = whole(tokens)
+    torch.manual_seed(0)
+    trainer = executor.apply(plan, build_model(model))
+    with torch.no_grad():
+        found = trainer.chunks[0](tokens)
+    torch.testing.assert_close(found, out if model == "gpt-dense" else out.logits, rtol=0, atol=0)
+    for states in trainer.states:
+        assert {m.dtype for m in states.masters} == {torch.float32}
+        assert {m.grad.dtype for m in states.masters if m.grad is not None} == {torch.float32}
+        assert {p.parameter.dtype for p in states.parameters} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"),
+        ({"RANK": "x"}, "RANK is 'x'"),
+        ({"RANK": "2"}, "RANK is 2, WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is '-2'"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "RANK is 0, WORLD_SIZE 2, LOCAL_WORLD_SIZE 0"),
+        ({"MASTER_PORT": "abc"}, "MASTER_PORT is 'abc'"),
+    ],
+)
+def test_an_environment_that_describes_no_job_is_refused(
+    environment: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    given = environment if len(environment) == 1 and "not set" in said else usual | environment
+    with pytest.raises(SystemExit) as ended, executor.join(given):
+        pass
+    assert ended.value.code == 2
+    assert f"refused: {said}" in capsys.readouterr().err
+
+
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
