@@ -30,7 +30,12 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(message)s")
     dist.init_process_group("gloo")
+    train(options)  # the model is gone when the groups it uses are
+    dist.destroy_process_group()
 
+
+def train(options: argparse.Namespace) -> None:
+    """Train a toy model under FSDP2."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)))
     for block in model:
@@ -56,7 +61,6 @@ def main() -> None:
                 f"{timing.axis:12} {timing.op:15} {timing.size_bytes:>10,} B "
                 f"{len(timing.seconds):>4} calls {mean_ms:8.2f} ms"
             )
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -174,7 +174,8 @@ def _islands(document: TopologyDocument, graph: nx.Graph[str]) -> list[tuple[str
     ]
     islands = sorted((i for i in found if i), key=lambda island: workers.index(island[0]))
     size = len(islands[0])
-    if islands != [tuple(workers[i : i + size]) for i in range(0, len(workers), size)]:
+    blocks = [tuple(workers[i : i + size]) for i in range(0, len(workers), size)]
+    if len(workers) % size or islands != blocks:
         raise InvalidInputError(
             f"topology {document.name!r}: NVLink joins the GPUs of a node as "
             f"{' | '.join(' '.join(island) for island in islands)}; groups must be equal and "

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
@@ -245,6 +245,7 @@ JUNK = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(leaves(two_gpus())), JUNK), min_size=1, max_size=3))
+@example([(("node", "components", 2, "kind"), "gpu")])  # islands of two GPUs and of one
 def test_junk_is_refused_cleanly_or_compiles(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     document = copy.deepcopy(two_gpus())
     for path, value in changes:
