@@ -172,6 +172,8 @@ def test_parts_of_a_step_add_up_to_it(found: Found) -> None:
 # -------------------------------------------------------------------------- alone, and refused
 
 
+# In the long run: torch 2.13 sometimes aborts rank 0 as that process ends, after its report.
+@pytest.mark.long
 def test_the_example_reports_a_run(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(make_plan(dp=2).model_dump_json())
     example = str(ROOT / "examples" / "observe_fsdp.py")
