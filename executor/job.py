@@ -219,7 +219,6 @@ def together(
     texts = [text for _, text in outcomes]
     if len(set(texts)) > 1:
         raise _differing(what, texts)
-    assert result is not None or error is None, "a rank without an error has a result"
     return result  # type: ignore[return-value]  # None only where ResultT allows it
 
 

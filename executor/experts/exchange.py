@@ -14,7 +14,7 @@ Expert e is on member e // (E / ep) of the ep group.
 What is recorded as the size of an all_to_all is the token side's rows, T · k · h or E · C · h times
 the bytes per element, in both directions, forward and backward. A rank or expert without rows stays
 in the autograd graph, so every rank enters every collective of the backward. A recompute
-(``replaying_context``) sends what the first forward sent, by the same plan.
+(``executor.experts.replay``) sends what the first forward sent, by the same plan.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,8 @@ from typing import Any, Final, cast
 import torch
 
 from executor.collectives.communicator import Communicator
-from executor.experts.replay import replaying_context
 
-__all__ = ["ExchangePlan", "ExpertExchange", "replaying_context"]
+__all__ = ["ExchangePlan", "ExpertExchange"]
 
 _NOT_HOT: Final = -1
 

@@ -101,7 +101,9 @@ def _share_out(
     unit.set_force_sum_reduction_for_comms(True)
 
 
-class _RecordedAllGather(AllGather):
+class _Recorded:
+    """What both of FSDP2's calls have in common: whom they go to, and ordinary memory."""
+
     def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
 
@@ -110,6 +112,8 @@ class _RecordedAllGather(AllGather):
     ) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
+
+class _RecordedAllGather(_Recorded, AllGather):
     def __call__(
         self,
         output_tensor: torch.Tensor,
@@ -121,15 +125,7 @@ class _RecordedAllGather(AllGather):
         return None
 
 
-class _RecordedReduceScatter(ReduceScatter):
-    def __init__(self, ranks: Communicator) -> None:
-        self._ranks = ranks
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
+class _RecordedReduceScatter(_Recorded, ReduceScatter):
     def __call__(
         self,
         output_tensor: torch.Tensor,

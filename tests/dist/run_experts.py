@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import executor
 from executor.collectives.communicator import Communicator, communicators
-from executor.experts.exchange import replaying_context
+from executor.experts.replay import replaying_context
 from executor.experts.gate import (
     likeliest_experts,
     router_probabilities,
