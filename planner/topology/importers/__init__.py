@@ -1,0 +1,1 @@
+"""Topologies from what machines and schedulers print; see ``planner.topology.importers.cluster``."""
