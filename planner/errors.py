@@ -39,7 +39,9 @@ class UnknownNameError(InvalidInputError):
         self.kind = kind
         self.name = name
         names = sorted(known)
-        self.nearest = get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+        folded = {known_name.casefold(): known_name for known_name in names}
+        close = get_close_matches(name.casefold(), folded, n=3, cutoff=0.4)
+        self.nearest = [folded[match] for match in close] or names[:3]
         super().__init__(
             f"no {kind} is called {name!r}; nearest: {', '.join(self.nearest)}"
             + (f"; {remedy}" if remedy else ""),

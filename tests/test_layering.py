@@ -22,7 +22,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
     for floor in (
         "errors units constants",
         "plan routing documents",
-        "topology hardware model",
+        "hardware",
+        "topology model",
         "request",
         "layout",
         "frameworks",
