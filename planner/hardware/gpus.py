@@ -18,32 +18,9 @@ from planner.hardware.devices import Precision
 __all__ = ["GpuModel", "gpu_model", "gpu_models"]
 
 # Words that tools print and people leave out; none of them tells two models apart.
-_FILLERS: Final = frozenset(
-    # fmt: off
-    (
-        "nvidia",
-        "amd",
-        "intel",
-        "huawei",
-        "habana",
-        "tesla",
-        "geforce",
-        "instinct",
-        "radeon",
-        "graphics",
-        "generation",
-        "corporation",
-        "hbm2",
-        "hbm2e",
-        "hbm3",
-        "hbm3e",
-        "oam",
-        "gpu",
-        "accelerator",
-        "r",
-        "tm",
-    )
-    # fmt: on
+_FILLER: Final = re.compile(
+    "nvidia|amd|intel|huawei|habana|tesla|geforce|instinct|radeon|graphics|generation|corporation|"
+    "hbm2|hbm2e|hbm3|hbm3e|oam|gpu|accelerator|r|tm"
 )
 # The socket's generation follows from the GPU's, but for V100, whose SXM3 sits on NVSwitches.
 _SOCKET: Final = re.compile(r"sxm[24-9]")
@@ -134,7 +111,7 @@ def _keys(name: str) -> tuple[str, str]:
     >>> _keys("NVIDIA A100-SXM4-80GB")
     ('a100sxm80gb', '80gb a100 sxm')
     """
-    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _FILLERS]
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if not _FILLER.fullmatch(word)]
     words = [_SOCKET.sub("sxm", word) for word in words if word]
     return "".join(words), " ".join(sorted(words))
 
