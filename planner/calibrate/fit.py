@@ -29,7 +29,7 @@ from planner.plan import (
     LevelFit,
     document_hash,
 )
-from planner.topology.document import BANDWIDTH_RANGE_BYTES_PER_S, LATENCY_RANGE_S
+from planner.topology.checks import BANDWIDTH_RANGE_BYTES_PER_S, LATENCY_RANGE_S
 from planner.topology.fabric import Fabric
 
 __all__ = ["fit_calibration"]

@@ -1,56 +1,64 @@
-"""From the document to the levels collectives see, by flows on one node.
+"""From the document to the levels collectives see.
 
-Nothing is typed in: a level's rate is the least capacity between two units of the level below,
-over the links that one communicator can use (NVLink or PCIe or the NICs, never their sum: two
-H100 have 450 GB/s between them, not 450 + 63). Between two units of a ring every cut is crossed
-once in each direction, so the minimum cut is what all GPUs can send at once. Flows are computed
-on one node and on the quotient of units, never on the whole cluster.
+Flows are computed on one node of each kind and condition (``reach``, ``exits``), never on the
+whole cluster; the network's tiers thin what leaves a node. Where nodes differ, a level has the
+figures of the worst: ranks wait for each other, so a group costs what its worst link costs.
 """
 
-from __future__ import annotations  # nx.Graph[str] is for the type checker only
+from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Final, TypeAlias
 
-import networkx as nx
-from networkx.algorithms.flow import build_residual_network, preflow_push
+import numpy as np
 
-from planner.constants import LOOPBACK_SENDER_CORES
 from planner.errors import InvalidInputError
-from planner.topology.document import LinkKind, Network, TopologyDocument
-from planner.topology.fabric import Fabric, Level
+from planner.topology.document import Impairment, NvlinkDomain, Tier, TopologyDocument
+from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
 from planner.topology.graph import node_graph
+from planner.topology.impair import NodeTrouble, trouble
+from planner.topology.reach import Inside, NodeReach, node_reach
+from planner.topology.trunks import trunk_shares
+from planner.topology.units import unit_of
 
-__all__ = ["compile_fabric"]
+__all__ = ["compile_fabric", "live_nodes"]
 
-_NVLINK: Final[tuple[LinkKind, ...]] = ("nvlink",)
-_HOST: Final[tuple[LinkKind, ...]] = ("pcie", "smp", "c2c")
+# Type of a node (the first of its island, -1 for the common one) and its impairments.
+Condition: TypeAlias = tuple[int, tuple[str, ...]]
 
-# Names that no component can have.
-_SOURCE: Final = ">source"
-_SINK: Final = ">sink"
+_INSIDE_ORDER: Final = ("nvlink", "xgmi", "loopback", "pcie", "cpu", "smp")
 
 
-def compile_fabric(document: TopologyDocument, num_nodes: int | None = None) -> Fabric:
-    """Return the fabric of ``num_nodes`` nodes of ``document``; None means its default.
+def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None = None) -> Fabric:
+    """Return the fabric of some nodes of ``document``.
 
     Args:
         document: Which cluster.
-        num_nodes: Hosts, 1 to ``max_nodes``. Units need not be full.
+        nodes: How many, the first that are not down; or their numbers, ascending; None means the
+            document's default. Units need not be full.
 
     Raises:
-        InvalidInputError: ``num_nodes`` is out of range, or NVLink joins the GPUs of a node in
-            groups that are not equal and consecutive.
+        InvalidInputError: ``nodes`` is out of range or names a node that is down, an impairment
+            names nothing of this topology, or the GPUs of a group are not listed in a row.
     """
-    num_nodes = document.checked_num_nodes(num_nodes)
-    num_gpus = num_nodes * document.gpus_per_node
+    found, trunks = trouble(document)
+    used = _used_nodes(document, nodes, found)
+    kinds = _conditions(document, used, found)
+    reached = {key: _reach(document, node, found) for key, node in kinds.items()}
+    num_gpus = len(used) * document.gpus_per_node
     levels: list[Level] = []
-    for level in _levels(document, num_gpus):
-        if level.unit_size > (levels[-1].unit_size if levels else 1):
+    for level in (
+        *_inside_levels(document, used, found, reached),
+        *_network_levels(document, used, trunks, list(reached.values())),
+    ):
+        if not levels or _is_wider(level, levels[-1], num_gpus):
             levels.append(level)
         if level.unit_size >= num_gpus:
             break
+    if len(levels) > 1 and levels[0].unit_size == 1:
+        del levels[0]
     return Fabric(
         topology=document.name,
         library=document.library,
@@ -58,226 +66,226 @@ def compile_fabric(document: TopologyDocument, num_nodes: int | None = None) -> 
         num_gpus=num_gpus,
         gpus_per_node=document.gpus_per_node,
         cores_per_node=document.node.cores,
-        levels=tuple(levels) or (level,),
+        levels=tuple(levels),
+        nodes=None if used[-1] == len(used) - 1 else tuple(used),
+        slowest_share=min(found.get(node, NodeTrouble()).compute_share for node in used)
+        if found
+        else 1.0,
     )
 
 
-def _levels(document: TopologyDocument, num_gpus: int) -> Iterator[Level]:
-    """Yield levels innermost first, as many as the document has."""
-    graph = node_graph(document)
-    if document.node.count("process"):
-        yield _loopback_level(document, graph)
-    else:
-        yield from _gpu_levels(document, graph)
-    if document.network is not None:
-        yield from _network_levels(document, document.network, graph, num_gpus)
+def live_nodes(document: TopologyDocument) -> list[int]:
+    """Return the numbers of the nodes that are not down."""
+    found, _ = trouble(document)
+    down = {node for node, what in found.items() if what.compute_share == 0}
+    return [node for node in range(document.max_nodes) if node not in down]
 
 
-def _loopback_level(document: TopologyDocument, graph: nx.Graph[str]) -> Level:
-    """Processes copy with the cores they share: too few cores, less for each when all send."""
-    workers, cores = document.node.workers(), document.node.cores
-    assert cores is not None, "a node of processes has cores: TopologyDocument checks it"
-    units = [(worker,) for worker in workers]
-    share = min(1.0, cores / (LOOPBACK_SENDER_CORES.value * len(workers)))
-    return Level(
-        name="loopback",
-        kind="loopback",
-        unit_size=len(workers),
-        bytes_per_s=share * _exit_rate(graph, units, ("loopback",)),
-        alpha_s=_hop_latency(graph, workers, ("loopback",)),
-        source=_sources(document, ("loopback",)),
+def _used_nodes(
+    document: TopologyDocument, nodes: int | Sequence[int] | None, found: dict[int, NodeTrouble]
+) -> list[int]:
+    if isinstance(nodes, (list, tuple, range)):
+        down = [n for n in nodes if found.get(n, NodeTrouble()).compute_share == 0]
+        if down:
+            raise InvalidInputError(
+                f"topology {document.name!r}: {document.host(down[0])} is down; leave it out",
+                where="nodes",
+            )
+        return list(nodes)
+    wanted = document.checked_num_nodes(nodes)
+    live = live_nodes(document) if found else range(document.max_nodes)
+    if wanted > len(live):
+        raise InvalidInputError(
+            f"topology {document.name!r}: nodes={wanted} but {document.max_nodes - len(live)} of "
+            f"its {document.max_nodes} are down; ask for {len(live)} at most",
+            where="nodes",
+        )
+    return list(live[:wanted])
+
+
+# --------------------------------------------------------------------------------- inside nodes
+
+
+def _key(document: TopologyDocument, node: int, found: dict[int, NodeTrouble]) -> Condition:
+    """Return what nodes that reach the same have in common: their type, and what is wrong."""
+    island = document.island_of(node) if document.islands else None
+    links = found[node].links if node in found else ()
+    return (island.first_node if island else -1, tuple(map(str, links)))
+
+
+def _conditions(
+    document: TopologyDocument, used: Sequence[int], found: dict[int, NodeTrouble]
+) -> dict[Condition, int]:
+    """Return one node of every type and condition."""
+    if not document.islands and not found:
+        return {(-1, ()): used[0]}
+    kinds: dict[Condition, int] = {}
+    for node in used:
+        kinds.setdefault(_key(document, node, found), node)
+    return kinds
+
+
+def _reach(document: TopologyDocument, node: int, found: dict[int, NodeTrouble]) -> NodeReach:
+    graph = node_graph(document, node, found.get(node))
+    reach = node_reach(
+        document.node_type(node),
+        graph,
+        gpudirect=document.network.gpudirect if document.network else "pxb",
+        in_domain=document.nvlink_domain is not None,
     )
+    if reach.exit is not None and reach.exit.bytes_per_s == 0 and document.network is not None:
+        raise InvalidInputError(
+            f"topology {document.name!r}: {document.host(node)} has no NIC that is up and that a "
+            "GPU reaches; mark the node down",
+            where="impairments",
+        )
+    return reach
 
 
-def _gpu_levels(document: TopologyDocument, graph: nx.Graph[str]) -> Iterator[Level]:
-    """NVLink where there is NVLink; PCIe between GPUs that it does not join."""
-    workers, domain = document.node.workers(), document.nvlink_domain
-    units: list[tuple[str, ...]] = [(worker,) for worker in workers]
-    if domain is not None:
-        graph = graph.copy()
-        # A second node of the domain, seen from the first: one worker on the same switches.
-        graph.add_edges_from(
-            ("", switch, attributes)
-            for _, switch, attributes in graph.edges(workers[0], data=True)
-            if graph.nodes[switch]["kind"] == "nvswitch"
-        )
-        units.append(("",))
+def _inside_levels(
+    document: TopologyDocument,
+    used: Sequence[int],
+    found: dict[int, NodeTrouble],
+    reached: dict[Condition, NodeReach],
+) -> Iterator[Level]:
+    """Merge the levels of all kinds of nodes: of each, the worst."""
+    domain = document.nvlink_domain
+    for name in _INSIDE_ORDER:
+        have = [level for r in reached.values() for level in r.inside if level.name == name]
+        if not have:
+            continue
+        rate = min(level.bytes_per_s for level in have)
+        if domain is not None:
+            sizes = _unit_sizes(document, used, domain, domain.num_nodes)
+        else:
+            sizes = _sizes_inside(document, used, found, reached, name)
         yield Level(
-            name="nvlink",
-            kind="nvlink",
-            unit_size=domain.num_nodes * len(workers),
-            bytes_per_s=_exit_rate(graph, units, _NVLINK),
-            alpha_s=_hop_latency(graph, [*workers, ""], _NVLINK),
-            source=_sources(document, _NVLINK),
+            name=name,
+            kind=have[0].kind,
+            unit_size=max(sizes),
+            bytes_per_s=rate,
+            alpha_s=max(level.alpha_s for level in have),
+            source=_sources(document, have[0].kind, name),
+            unit_sizes=_unequal(sizes),
+            mesh=_mesh(have, rate),
+            multicast=all(level.multicast for level in have),
         )
-        return
-    islands = _islands(document, graph)
-    if len(islands[0]) > 1:
-        yield Level(
-            name="nvlink",
-            kind="nvlink",
-            unit_size=len(islands[0]),
-            bytes_per_s=min(
-                _exit_rate(graph, [(worker,) for worker in island], _NVLINK) for island in islands
-            ),
-            alpha_s=max(_hop_latency(graph, island, _NVLINK) for island in islands),
-            source=_sources(document, _NVLINK),
+
+
+def _sizes_inside(
+    document: TopologyDocument,
+    used: Sequence[int],
+    found: dict[int, NodeTrouble],
+    reached: dict[Condition, NodeReach],
+    name: str,
+) -> tuple[int, ...]:
+    """Return the sizes of the units of a level inside nodes, over all nodes in order."""
+    of_kind = {key: _sizes_of(reach, name, document) for key, reach in reached.items()}
+    if len(reached) == 1:
+        (sizes,) = of_kind.values()
+        return sizes if len(set(sizes)) == 1 else sizes * len(used)
+    return tuple(size for node in used for size in of_kind[_key(document, node, found)])
+
+
+def _sizes_of(reach: NodeReach, name: str, document: TopologyDocument) -> tuple[int, ...]:
+    """Return the units of one node at a level; a node that lacks it has those of the one below."""
+    position = _INSIDE_ORDER.index(name)
+    below = [lv for lv in reach.inside if _INSIDE_ORDER.index(lv.name) <= position]
+    if not below:
+        return (1,) * document.gpus_per_node
+    return tuple(len(unit) for unit in below[-1].units)
+
+
+def _mesh(levels: Sequence[Inside], bytes_per_s: float) -> Mesh | None:
+    """Return the worst of the meshes of all kinds of nodes, as parts of the level's rate."""
+    tables = [(lv.ring, lv.direct) for lv in levels if lv.ring is not None]
+    if not tables:
+        return None
+    ring, direct = (
+        tuple(
+            tuple(min(cell) / bytes_per_s for cell in zip_longest(*row, fillvalue=math.inf))
+            for row in zip_longest(*(table[which] or () for table in tables), fillvalue=())
         )
-    if len(islands) > 1 or len(workers) == 1:
-        kinds = _HOST if len(workers) > 1 else (*_NVLINK, *_HOST)
-        yield Level(
-            name="pcie",
-            kind="pcie",
-            unit_size=len(workers),
-            bytes_per_s=_exit_rate(graph, islands, kinds),
-            alpha_s=_hop_latency(graph, workers, kinds),
-            source=_sources(document, kinds),
-        )
+        for which in (0, 1)
+    )
+    return Mesh(ring, direct)
+
+
+def _sources(document: TopologyDocument, kind: LevelKind, name: str) -> str:
+    """Return the sources of the links that a level goes over, each once."""
+    wanted = {kind} if name in ("nvlink", "xgmi", "loopback") else {"pcie", "smp", "c2c"}
+    if len(document.node.workers()) == 1 and name == "pcie":
+        wanted |= {"nvlink", "xgmi"}
+    nodes = (document.node, *(island.node for island in document.islands))
+    sources = [link.source for node in nodes for link in node.links if link.kind in wanted]
+    if document.nvlink_domain is not None and kind == "nvlink":
+        sources.append(document.nvlink_domain.source)
+    return "; ".join(dict.fromkeys(sources))
+
+
+# ------------------------------------------------------------------------------ between nodes
 
 
 def _network_levels(
-    document: TopologyDocument, network: Network, graph: nx.Graph[str], num_gpus: int
+    document: TopologyDocument,
+    used: Sequence[int],
+    trunks: Sequence[Impairment],
+    reached: Sequence[NodeReach],
 ) -> Iterator[Level]:
     """One level per tier: what leaves a node by its NICs, thinned by every oversubscription."""
-    workers = document.node.workers()
-    nics = [name for name, data in graph.nodes.items() if data["kind"] == "nic"]
-    bytes_per_s = _nic_rate(graph, workers, nics, network.nic_bandwidth_bytes_per_s)
-    alpha_s = 2 * (_distance_to_nic(graph, workers, nics) + network.nic_latency_s)
-    below = len(workers) * (document.nvlink_domain.num_nodes if document.nvlink_domain else 1)
-    for tier in network.tiers:
-        bytes_per_s /= tier.oversubscription
+    network = document.network
+    exits = [reach.exit for reach in reached if reach.exit is not None]
+    if network is None or not exits:
+        return
+    bytes_per_s = min(way.bytes_per_s for way in exits)
+    direct = min(way.direct_bytes_per_s for way in exits)
+    alpha_s = 2 * (max(way.alpha_s for way in exits) + network.nic_latency_s)
+    below = document.nvlink_domain.num_nodes if document.nvlink_domain else 1
+    thinning = 1.0
+    for tier, left in zip(network.tiers, trunk_shares(document, used, trunks), strict=True):
+        thinning *= tier.oversubscription / left
         alpha_s += tier.latency_s
-        whole = below * math.ceil(num_gpus / below)
-        unit_size = whole if tier.num_nodes is None else tier.num_nodes * len(workers)
+        whole = below * math.ceil(len(used) / below)
+        most = whole if tier.num_nodes is None else tier.num_nodes
+        sizes = _unit_sizes(document, used, tier, most)
+        paths = {way.path for way in exits}
         yield Level(
             name=tier.name,
             kind=network.kind,
-            unit_size=unit_size,
-            bytes_per_s=bytes_per_s,
+            unit_size=max(sizes),
+            bytes_per_s=bytes_per_s / thinning,
             alpha_s=alpha_s,
             source="; ".join(dict.fromkeys((network.source, tier.source))),
+            unit_sizes=_unequal(sizes),
+            direct_share=direct / bytes_per_s,
+            path=paths.pop() if len(paths) == 1 else "mixed",
+            oversubscription=thinning,
         )
-        below = unit_size
+        below = most
 
 
-# ------------------------------------------------------------------------- flows on a node
+def _unit_sizes(
+    document: TopologyDocument,
+    used: Sequence[int],
+    level: Tier | NvlinkDomain,
+    num_nodes: int,
+) -> tuple[int, ...]:
+    """Return the GPUs in use of every unit, in order; equal units of ``num_nodes`` once."""
+    if level.units is None and used[-1] == len(used) - 1:
+        return (num_nodes * document.gpus_per_node,)
+    _, counts = np.unique(unit_of(level, used), return_counts=True)
+    sizes = tuple((counts * document.gpus_per_node).tolist())
+    return sizes[:1] if len(set(sizes)) == 1 else sizes
 
 
-def _islands(document: TopologyDocument, graph: nx.Graph[str]) -> list[tuple[str, ...]]:
-    """Return the GPUs of a node in the groups that NVLink joins, in rank order."""
-    workers = document.node.workers()
-    reached = _links_of(graph, _NVLINK)
-    reached.add_nodes_from(workers)
-    found = [
-        tuple(worker for worker in workers if worker in part)
-        for part in nx.connected_components(reached)
-    ]
-    islands = sorted((i for i in found if i), key=lambda island: workers.index(island[0]))
-    size = len(islands[0])
-    blocks = [tuple(workers[i : i + size]) for i in range(0, len(workers), size)]
-    if len(workers) % size or islands != blocks:
-        raise InvalidInputError(
-            f"topology {document.name!r}: NVLink joins the GPUs of a node as "
-            f"{' | '.join(' '.join(island) for island in islands)}; groups must be equal and "
-            "consecutive: list the GPUs in that order, or leave the odd links out",
-            where="node.links",
-        )
-    return islands
+def _unequal(sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if len(set(sizes)) == 1 else sizes
 
 
-def _exit_rate(
-    graph: nx.Graph[str], units: Sequence[Sequence[str]], kinds: Sequence[LinkKind]
-) -> float:
-    """Return the least bytes/s per member between two of ``units`` over links of ``kinds``.
-
-    Each unit is one vertex of the quotient graph. The least cut between any two lies between
-    the first and another, because capacities are the same in both directions. A lone GPU has
-    the capacity of its own links.
-    """
-    quotient = _quotient(_links_of(graph, kinds), units)
-    names = [unit[0] for unit in units]
-    if len(names) == 1:
-        own = quotient.edges(names[0], data="capacity", default=0.0)
-        return float(sum(capacity for _, _, capacity in own)) / len(units[0])
-    residual = build_residual_network(quotient, "capacity")
-    rates = {
-        other: preflow_push(quotient, names[0], other, residual=residual, value_only=True).graph[
-            "flow_value"
-        ]
-        for other in names[1:]
-    }
-    worst = min(rates, key=lambda other: float(rates[other]))
-    if rates[worst] == 0:
-        raise InvalidInputError(
-            f"topology {graph.graph['topology']!r}: no {' or '.join(kinds)} link leads from "
-            f"{names[0]} to {worst}; add one",
-            where="node.links",
-        )
-    return float(rates[worst]) / len(units[0])
+def _is_wider(level: Level, below: Level, num_gpus: int) -> bool:
+    """Whether a level joins units of the level below."""
+    return _num_units(level, num_gpus) < _num_units(below, num_gpus)
 
 
-def _quotient(links: nx.Graph[str], units: Sequence[Sequence[str]]) -> nx.Graph[str]:
-    """Return ``links`` with each unit contracted to its first member, capacities added."""
-    representative = {member: unit[0] for unit in units for member in unit}
-    quotient: nx.Graph[str] = nx.Graph()
-    quotient.add_nodes_from(unit[0] for unit in units)
-    for a, b, link in links.edges(data=True):
-        a, b = representative.get(a, a), representative.get(b, b)
-        if a != b:
-            before = quotient.get_edge_data(a, b, default={"capacity": 0.0})["capacity"]
-            quotient.add_edge(a, b, capacity=before + link["capacity"])
-    return quotient
-
-
-def _nic_rate(
-    graph: nx.Graph[str], workers: Sequence[str], nics: Sequence[str], nic_bytes_per_s: float
-) -> float:
-    """Return bytes/s per worker out of a node, all sending; NVLink may carry to a far NIC."""
-    links = _links_of(graph, ("nvlink", "loopback", *_HOST))
-    links.add_edges_from((_SOURCE, worker) for worker in workers)
-    links.add_edges_from(((nic, _SINK) for nic in nics), capacity=nic_bytes_per_s)
-    return float(nx.maximum_flow_value(links, _SOURCE, _SINK)) / len(workers)
-
-
-def _hop_latency(graph: nx.Graph[str], workers: Sequence[str], kinds: Iterable[LinkKind]) -> float:
-    """Return the latency between the two workers that are farthest apart."""
-    links = _links_of(graph, kinds)
-    return max(
-        (
-            distances[other]
-            for worker in workers
-            for distances in [
-                nx.single_source_dijkstra_path_length(links, worker, weight="latency_s")
-            ]
-            for other in workers
-            if other in distances
-        ),
-        default=0.0,
-    )
-
-
-def _distance_to_nic(graph: nx.Graph[str], workers: Sequence[str], nics: Sequence[str]) -> float:
-    """Return the latency from the worker that has the longest way to its nearest NIC."""
-    distances = nx.multi_source_dijkstra_path_length(graph, set(nics), weight="latency_s")
-    return max(distances[worker] for worker in workers)
-
-
-def _links_of(graph: nx.Graph[str], kinds: Iterable[LinkKind]) -> nx.Graph[str]:
-    wanted = set(kinds)
-    links: nx.Graph[str] = nx.Graph()
-    links.add_nodes_from(graph)
-    links.add_edges_from(
-        (a, b, {"capacity": link["bandwidth_bytes_per_s"], "latency_s": link["latency_s"]})
-        for a, b, link in graph.edges(data=True)
-        if link["kind"] in wanted
-    )
-    return links
-
-
-def _sources(document: TopologyDocument, kinds: Iterable[LinkKind]) -> str:
-    """Return the sources of the links of ``kinds``, each once."""
-    wanted = set(kinds)
-    sources = [link.source for link in document.node.links if link.kind in wanted]
-    if document.nvlink_domain is not None and "nvlink" in wanted:
-        sources.append(document.nvlink_domain.source)
-    return "; ".join(dict.fromkeys(sources))
+def _num_units(level: Level, num_gpus: int) -> int:
+    return len(level.unit_sizes) if level.unit_sizes else -(-num_gpus // level.unit_size)

@@ -9,10 +9,28 @@ then leaves (the spine). ``planner.layout.groups`` lays axes on the levels;
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Fabric", "Level", "LevelKind", "Library"]
+from planner.topology.document import Library
 
-LevelKind = Literal["nvlink", "pcie", "infiniband", "ethernet", "loopback"]
-Library = Literal["nccl", "gloo"]
+__all__ = ["Fabric", "Level", "LevelKind", "Mesh"]
+
+LevelKind = Literal["nvlink", "xgmi", "pcie", "infiniband", "ethernet", "loopback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Direct links without a switch: a group reaches only what joins its own members.
+
+    Of ``m`` members ``s`` apart, entry ``[s - 1][m - 1]`` is the part of the level's rate that
+    each of them has: two GPUs of a full mesh of eight have one link of seven. The worst aligned
+    group decides.
+
+    Attributes:
+        ring: When neighbours of a ring send, the best rings chosen.
+        direct: When every member sends to every other over the link between them.
+    """
+
+    ring: tuple[tuple[float, ...], ...]
+    direct: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +40,20 @@ class Level:
     Attributes:
         name: Unique in the fabric; calibrations refer to it.
         kind: Decides which achieved fraction of the nominal bandwidth to expect.
-        unit_size: GPUs whose traffic stays on this level or below.
+        unit_size: GPUs whose traffic stays on this level or below; of the largest unit.
         bytes_per_s: Nominal, one direction, per GPU, out of a unit of the level below, when all
-            GPUs send, over links that one communicator can use.
+            GPUs send, over links that one communicator can use; of the worst unit.
         alpha_s: Latency of one hop.
         measured: True when a calibration replaced the figures; then no achieved fraction applies.
         source: Where the figures come from.
+        unit_sizes: Of every unit, in rank order, where they differ; None when all are equal.
+        direct_share: Part of ``bytes_per_s`` that remains when every GPU sends for itself, rather
+            than by the GPUs near the NICs as rings and trees do.
+        mesh: Of a level of direct links.
+        path: How messages leave: from GPU to GPU, read from GPU memory by the NIC, or staged
+            through host memory; "mixed" when it depends on the NIC.
+        multicast: Whether its switches copy and reduce.
+        oversubscription: Senders over what goes up, of this level and those below together.
     """
 
     name: str
@@ -37,6 +63,12 @@ class Level:
     alpha_s: float
     source: str
     measured: bool = False
+    unit_sizes: tuple[int, ...] | None = None
+    direct_share: float = 1.0
+    mesh: Mesh | None = None
+    path: Literal["peer", "gpudirect", "staged", "mixed"] = "peer"
+    multicast: bool = False
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +84,8 @@ class Fabric:
         cores_per_node: CPU cores that the ranks of a host share when the device is the CPU
             itself; None when every rank has a device of its own.
         levels: Innermost first; the last has ``unit_size >= num_gpus``.
+        nodes: Numbers of the nodes in rank order; None = the first ones.
+        slowest_share: Speed of the slowest GPU over that of a healthy one.
     """
 
     topology: str
@@ -61,3 +95,5 @@ class Fabric:
     gpus_per_node: int
     cores_per_node: int | None
     levels: tuple[Level, ...]
+    nodes: tuple[int, ...] | None = None
+    slowest_share: float = 1.0

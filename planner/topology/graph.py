@@ -1,8 +1,8 @@
 """The cluster as a networkx graph: every GPU, switch, CPU and NIC, every link.
 
-Node attributes: ``kind`` (a ``ComponentKind``, or "switch"), and for parts of a host ``node``
-(its number). Edge attributes: ``kind``, ``bandwidth_bytes_per_s`` in each direction, and
-``latency_s``.
+Node attributes: ``kind`` (a ``ComponentKind``, or "switch"); for parts of a host ``node`` (its
+number); for NVSwitches ``multicast``. Edge attributes: ``kind``, ``bandwidth_bytes_per_s`` in
+each direction, and ``latency_s``. Weak links have what is left of them, broken ones are gone.
 
 The parallel switches of one unit of a tier (of one rail of it, in the first tier of a rail-
 optimised network) are one vertex, with the capacity of all of them.
@@ -10,87 +10,152 @@ optimised network) are one vertex, with the capacity of all of them.
 
 from __future__ import annotations  # nx.Graph[str] is for the type checker only
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import networkx as nx
 
-from planner.topology.document import Network, TopologyDocument
+from planner.topology.document import Impairment, Network, NodeType, TopologyDocument
+from planner.topology.impair import NodeTrouble, impair
+from planner.topology.units import first_switch, switch_name, unit_of
 
 __all__ = ["build_graph", "node_graph"]
 
 Edge = tuple[str, str, dict[str, Any]]
 
 
-def node_graph(document: TopologyDocument) -> nx.Graph[str]:
-    """Return the graph of one node, its GPUs on the switches of the NVLink domain if any."""
+def node_graph(
+    document: TopologyDocument, node: int = 0, found: NodeTrouble | None = None
+) -> nx.Graph[str]:
+    """Return the graph of one node, its GPUs on the switches of the NVLink domain if any.
+
+    NICs have the attribute ``bytes_per_s``: their rate into the network, 0 when cut off.
+
+    Args:
+        document: Which cluster.
+        node: Number of the node; parts are named without it.
+        found: What is wrong with it.
+
+    Raises:
+        InvalidInputError: What is wrong is not with a part of this node.
+    """
     graph: nx.Graph[str] = nx.Graph(topology=document.name, num_nodes=1)
-    _add_nodes(graph, document, [""])
+    _add_nodes(graph, document, {node: ""})
+    network, cables = document.network, {}
+    if network is not None:
+        cables = {nic: first_switch(network, node, rail) for nic, _, rail in _nics(graph)}
+        edge = _edge(network.kind, network.nic_bandwidth_bytes_per_s, network.nic_latency_s)
+        graph.add_edges_from((nic, switch, edge.copy()) for nic, switch in cables.items())
+    for impairment in found.links if found is not None else ():
+        impair(graph, impairment)
+    for nic, switch in cables.items():
+        left = graph.get_edge_data(nic, switch, default={"bandwidth_bytes_per_s": 0.0})
+        graph.nodes[nic]["bytes_per_s"] = left["bandwidth_bytes_per_s"]
+    graph.remove_nodes_from(set(cables.values()))
     return graph
 
 
-def build_graph(document: TopologyDocument, num_nodes: int | None = None) -> nx.Graph[str]:
-    """Return the graph of ``num_nodes`` nodes; the parts of node 3 are called "n3/gpu0".
+def build_graph(
+    document: TopologyDocument, nodes: int | Sequence[int] | None = None
+) -> nx.Graph[str]:
+    """Return the graph of the first ``nodes`` nodes, or of those; n3's parts are "n3/gpu0".
 
     Linear in the size of the cluster: 4,096 DGX H100 are 107,000 vertices.
 
+    What is wrong with nodes and switches that are not asked for is left out. GPUs that compute
+    slower have the attribute ``compute_share``.
+
     Raises:
-        InvalidInputError: ``num_nodes`` is not a whole number from 1 to ``max_nodes``.
+        InvalidInputError: ``nodes`` is not a whole number from 1 to ``max_nodes``.
     """
-    num_nodes = document.checked_num_nodes(num_nodes)
-    graph: nx.Graph[str] = nx.Graph(topology=document.name, num_nodes=num_nodes)
-    _add_nodes(graph, document, [f"n{i}/" for i in range(num_nodes)])
-    if document.network is not None and num_nodes > 1:
-        _add_network(graph, document, document.network, num_nodes)
+    if nodes is None or isinstance(nodes, int):
+        nodes = range(document.checked_num_nodes(nodes))
+    graph: nx.Graph[str] = nx.Graph(topology=document.name, num_nodes=len(nodes))
+    _add_nodes(graph, document, {node: f"{document.host(node)}/" for node in nodes})
+    if document.network is not None and len(nodes) > 1:
+        _add_network(graph, document.network, nodes)
+    for impairment in document.impairments:
+        _impair_if_there(graph, document, impairment)
     return graph
 
 
-def _add_nodes(graph: nx.Graph[str], document: TopologyDocument, prefixes: list[str]) -> None:
-    parts = [(name, c.kind) for c in document.node.components for name in c.names()]
-    links = document.node_links()
-    for index, prefix in enumerate(prefixes):
-        graph.add_nodes_from((prefix + name, {"kind": kind, "node": index}) for name, kind in parts)
-        graph.add_edges_from(
-            (
-                prefix + link.a,
-                prefix + link.b,
-                _edge(link.kind, link.bandwidth_bytes_per_s, link.latency_s),
-            )
-            for link in links
-        )
-        graph.add_edges_from(_domain_edges(document, index, prefix))
-    for name, attributes in graph.nodes.items():
-        if not attributes:
-            graph.add_node(name, kind="nvswitch")
+def _impair_if_there(
+    graph: nx.Graph[str], document: TopologyDocument, impairment: Impairment
+) -> None:
+    part = impairment.part
+    if part is None or graph.nodes.get(part, {}).get("kind") not in (None, "gpu", "process"):
+        if all(end in graph for end in impairment.link or ()):
+            impair(graph, impairment)
+        return
+    workers = [part] if part in graph else [n for n in graph if n.startswith(f"{part}/")]
+    for worker in workers:
+        if graph.nodes[worker]["kind"] in ("gpu", "process"):
+            graph.nodes[worker]["compute_share"] = impairment.factor
 
 
-def _domain_edges(document: TopologyDocument, index: int, prefix: str) -> Iterator[Edge]:
+def _add_nodes(graph: nx.Graph[str], document: TopologyDocument, prefixes: dict[int, str]) -> None:
+    """Add nodes by number, their parts named with the prefix."""
+    shapes: dict[int, tuple[list[tuple[str, dict[str, Any]]], list[Edge]]] = {}
+    for node, prefix in prefixes.items():
+        kind = document.node_type(node)
+        if id(kind) not in shapes:
+            shapes[id(kind)] = _shape(kind)
+        parts, links = shapes[id(kind)]
+        graph.add_nodes_from((prefix + name, {**part, "node": node}) for name, part in parts)
+        graph.add_edges_from((prefix + a, prefix + b, link) for a, b, link in links)
+    _add_domains(graph, document, prefixes)
+
+
+def _shape(kind: NodeType) -> tuple[list[tuple[str, dict[str, Any]]], list[Edge]]:
+    """Return the parts and links of a type of node."""
+    parts: list[tuple[str, dict[str, Any]]] = []
+    for component in kind.components:
+        more = {"multicast": component.multicast} if component.kind == "nvswitch" else {}
+        parts += [(name, {"kind": component.kind, **more}) for name in component.names()]
+    links = [
+        (link.a, link.b, _edge(link.kind, link.bandwidth_bytes_per_s, link.latency_s))
+        for link in kind.single_links()
+    ]
+    return parts, links
+
+
+def _add_domains(
+    graph: nx.Graph[str], document: TopologyDocument, prefixes: dict[int, str]
+) -> None:
     domain = document.nvlink_domain
     if domain is None:
         return
-    for i in range(domain.num_switches):
-        switch = f"domain{index // domain.num_nodes}/nvswitch{i}"
-        for worker in document.node.workers():
-            link = _edge("nvlink", domain.bandwidth_bytes_per_s, domain.latency_s)
-            yield prefix + worker, switch, link
+    edge = _edge("nvlink", domain.bandwidth_bytes_per_s, domain.latency_s)
+    for (node, prefix), unit in zip(prefixes.items(), unit_of(domain, [*prefixes]), strict=True):
+        switches = [f"domain{unit}/nvswitch{i}" for i in range(domain.num_switches)]
+        graph.add_nodes_from(switches, kind="nvswitch", multicast=domain.multicast)
+        graph.add_edges_from(
+            (prefix + worker, switch, edge)
+            for switch in switches
+            for worker in document.node_type(node).workers()
+        )
 
 
-def _add_network(
-    graph: nx.Graph[str], document: TopologyDocument, network: Network, num_nodes: int
-) -> None:
+def _nics(graph: nx.Graph[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield (name, node, position in the node) of every NIC."""
+    rails: dict[int, int] = {}
+    for name, part in graph.nodes.items():
+        if part["kind"] == "nic":
+            rail = rails.get(part["node"], 0)
+            rails[part["node"]] = rail + 1
+            yield name, part["node"], rail
+
+
+def _add_network(graph: nx.Graph[str], network: Network, nodes: Sequence[int]) -> None:
     """Join the NICs: one vertex per switch unit, trunks with the capacity of what is below."""
-    nics = [name for c in document.node.components if c.kind == "nic" for name in c.names()]
-    below = [
-        (f"n{node}/{nic}", node, rail) for node in range(num_nodes) for rail, nic in enumerate(nics)
-    ]
+    below = list(_nics(graph))
     bandwidths = dict.fromkeys((name for name, _, _ in below), network.nic_bandwidth_bytes_per_s)
     latency_s = network.nic_latency_s
     for position, tier in enumerate(network.tiers):
-        by_rail = network.layout == "rail" and position == 0
+        units = dict(zip(nodes, unit_of(tier, nodes).tolist(), strict=True))
         above: dict[str, tuple[int, float]] = {}
         for name, node, rail in below:
-            unit = 0 if tier.num_nodes is None else node // tier.num_nodes
-            switch = f"{tier.name}{unit}" + (f"/rail{rail}" if by_rail else "")
+            switch = switch_name(network, position, units[node], rail)
             bandwidth = bandwidths[name] / tier.oversubscription
             edge = _edge(network.kind, bandwidth, latency_s + tier.latency_s / 2)
             graph.add_edge(name, switch, **edge)

@@ -168,13 +168,16 @@ def test_nvlink_and_pcie_are_never_added() -> None:
 
 def test_pcie_without_nvlink_is_bound_by_the_link_between_the_sockets() -> None:
     document = machine(gpus(8), PCIE)
-    assert shape(compile_fabric(document).levels) == [("pcie", 8, 10e9)]
+    assert shape(compile_fabric(document).levels) == [
+        ("pcie", 4, 24e9),
+        ("smp", 8, 10e9 / 4),
+    ]
 
 
 def test_pairs_of_nvlink_are_joined_by_pcie_and_share_its_trunk() -> None:
     bridges = [link(f"gpu{i}", f"gpu{i + 1}", "nvlink", 50e9, count=4) for i in (0, 2, 4, 6)]
     document = machine(gpus(8), [*PCIE, *bridges])
-    expected = [("nvlink", 2, 200e9), ("pcie", 8, 5e9)]
+    expected = [("nvlink", 2, 200e9), ("pcie", 4, 24e9), ("smp", 8, 10e9 / 4)]
     assert shape(compile_fabric(document).levels) == expected
 
 
@@ -198,7 +201,9 @@ def test_a_weak_gpu_sets_the_rate_of_all() -> None:
 def test_groups_that_are_not_consecutive_are_refused() -> None:
     bridges = [link("gpu0", "gpu2", "nvlink", 50e9), link("gpu1", "gpu3", "nvlink", 50e9)]
     document = machine(gpus(4), [*PCIE, *bridges])
-    with pytest.raises(InvalidInputError, match=r"as gpu0 gpu2 \| gpu1 gpu3; groups must be equal"):
+    with pytest.raises(
+        InvalidInputError, match=r"as gpu0 gpu2 \| gpu1 gpu3; groups must be consecutive"
+    ):
         compile_fabric(document)
 
 

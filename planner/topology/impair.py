@@ -1,0 +1,177 @@
+"""Weak and broken links and parts: which node each concerns, and how it changes a graph."""
+
+from __future__ import annotations  # nx.Graph[str] is for the type checker only
+
+from dataclasses import dataclass
+
+import networkx as nx
+
+from planner.errors import InvalidInputError
+from planner.topology.document import Impairment, TopologyDocument
+from planner.topology.units import switches, unit_of
+
+__all__ = ["NodeTrouble", "impair", "parse_impairment", "trouble"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTrouble:
+    """What is wrong with one node.
+
+    Attributes:
+        links: Impairments of its links and parts, its NICs' cables and its NVLink domain, the
+            node's own name left out: nodes of equal trouble are equal.
+        compute_share: Speed of its slowest GPU over that of a healthy one; 0 = down.
+    """
+
+    links: tuple[Impairment, ...] = ()
+    compute_share: float = 1.0
+
+
+def parse_impairment(text: str, *, is_link: bool) -> Impairment:
+    """Return the impairment in ``n7/nic0:rail0/rail0=0.5`` or ``n7=down``.
+
+    Raises:
+        InvalidInputError: It is not of that form, or the factor is not from 0 up to 1.
+    """
+    field = "link" if is_link else "node"
+    what, equals, value = (part.strip() for part in text.rpartition("="))
+    ends = tuple(end.strip() for end in what.split(":"))
+    if not equals or not all(ends) or len(ends) != (2 if is_link else 1):
+        raise InvalidInputError(
+            f"--{field} {text!r}: need {'A:B=FACTOR' if is_link else 'NAME=FACTOR'}, as "
+            f"{'n7/nic0:rail0/rail0=0.5' if is_link else 'n7=down'}; factor 0 or down = broken",
+            where=field,
+        )
+    try:
+        factor = 0.0 if value == "down" else float(value)
+    except ValueError:
+        factor = -1.0
+    if not 0 <= factor < 1:
+        raise InvalidInputError(
+            f"--{field} {text!r}: {value!r} must be down, or a number from 0 up to but not 1, the "
+            "part of the healthy figure that is left",
+            where=field,
+        )
+    if is_link:
+        return Impairment(link=(ends[0], ends[1]), factor=factor)
+    return Impairment(part=ends[0], factor=factor)
+
+
+def trouble(document: TopologyDocument) -> tuple[dict[int, NodeTrouble], tuple[Impairment, ...]]:
+    """Return what is wrong with nodes, by their number, and with links between switches."""
+    if not document.impairments:
+        return {}, ()
+    numbers = {document.host(node): node for node in range(document.max_nodes)}
+    found: dict[int, NodeTrouble] = {}
+    trunks: list[Impairment] = []
+    for impairment in _cables(document):
+        touched = _nodes_of(document, numbers, impairment)
+        if not touched:
+            trunks.append(impairment)
+        for node in touched:
+            found[node] = _more(document, node, found.get(node, NodeTrouble()), impairment)
+    return found, tuple(trunks)
+
+
+def impair(graph: nx.Graph[str], impairment: Impairment) -> None:
+    """Weaken the links that ``impairment`` names; a link with nothing left is taken out.
+
+    Args:
+        graph: Changed in place.
+        impairment: Of a link, or of a part all of whose links are meant.
+
+    Raises:
+        InvalidInputError: The graph has no such link or part.
+    """
+    if impairment.link is not None:
+        edges = [impairment.link] if graph.has_edge(*impairment.link) else []
+    else:
+        part = str(impairment.part)
+        edges = [(part, other) for other in graph[part]] if part in graph else []
+    if not edges:
+        raise _unknown(impairment, graph)
+    for a, b in edges:
+        if impairment.factor == 0:
+            graph.remove_edge(a, b)
+        else:
+            graph[a][b]["bandwidth_bytes_per_s"] *= impairment.factor
+
+
+def _cables(document: TopologyDocument) -> tuple[Impairment, ...]:
+    """Return the impairments, a switch that NICs are on written out as its cables to them."""
+    network = document.network
+    parts = {i.part for i in document.impairments}
+    if network is None or not any(
+        part and part.startswith(network.tiers[0].name) for part in parts
+    ):
+        return document.impairments
+    known = switches(document)
+    units = unit_of(network.tiers[0], range(document.max_nodes))
+    written: list[Impairment] = []
+    for impairment in document.impairments:
+        switch = known.get(impairment.part or "")
+        if switch is None or switch.tier > 0:
+            written.append(impairment)
+            continue
+        for node in (units == switch.unit).nonzero()[0].tolist():
+            nics = document.node_type(node).names("nic")
+            of_rail = nics[switch.rail :][:1] if network.layout == "rail" else nics
+            written += [
+                impairment.model_copy(
+                    update={
+                        "link": (f"{document.host(node)}/{nic}", impairment.part),
+                        "part": None,
+                    }
+                )
+                for nic in of_rail
+            ]
+    return tuple(written)
+
+
+def _nodes_of(
+    document: TopologyDocument, numbers: dict[str, int], impairment: Impairment
+) -> list[int]:
+    """Return the nodes that an impairment concerns; none when it lies between switches."""
+    names = impairment.link or (str(impairment.part),)
+    hosts = {numbers[h] for name in names if (h := name.partition("/")[0]) in numbers}
+    if hosts:
+        return sorted(hosts)
+    domain, switch = document.nvlink_domain, names[0].partition("/")[0]
+    if domain is None or not switch.startswith("domain") or not switch[6:].isdecimal():
+        return []
+    units = unit_of(domain, range(document.max_nodes))
+    return (units == int(switch[6:9])).nonzero()[0].tolist()
+
+
+def _more(
+    document: TopologyDocument, node: int, before: NodeTrouble, impairment: Impairment
+) -> NodeTrouble:
+    """Return the trouble of a node with one more impairment."""
+    host = document.host(node)
+    if impairment.part is not None:
+        of_host, _, part = impairment.part.partition("/")
+        is_of_workers = not part or part in document.node_type(node).workers()
+        if of_host == host and is_of_workers:
+            return NodeTrouble(before.links, min(before.compute_share, impairment.factor))
+    own = impairment.model_copy(
+        update={
+            "link": impairment.link
+            and tuple(end.removeprefix(f"{host}/") for end in impairment.link),
+            "part": impairment.part and impairment.part.removeprefix(f"{host}/"),
+        }
+    )
+    return NodeTrouble((*before.links, own), before.compute_share)
+
+
+def _unknown(impairment: Impairment, graph: nx.Graph[str]) -> InvalidInputError:
+    ends = impairment.link or (str(impairment.part),)
+    known = next((end for end in ends if end in graph), None)
+    if known is not None and impairment.link is not None:
+        hint = f"{known} is joined to {', '.join(sorted(graph[known])[:8])}"
+    else:
+        hint = f"there are {', '.join(sorted(graph)[:12])}"
+    return InvalidInputError(
+        f"topology {graph.graph['topology']!r}: no {'link' if impairment.link else 'part'} "
+        f"{':'.join(ends)}; {hint}",
+        where="impairments",
+    )
