@@ -57,6 +57,16 @@ COLLECTIVE_LAUNCH_S: Final[dict[str, Constant]] = {
         "small messages on one node: 7 us on H100, 13 on A100, 10 on GB200 (nccl-tests tables of "
         "ai-dynamo/aiconfigurator, benchmarks/fit_link_latency.py)",
     ),
+    "rccl": Constant(
+        12e-6,
+        "s",
+        "collective",
+        0.3,
+        "RCCL base latency (LL, LL128) of Tree and Ring in its tuning tables; small all_reduce 13 "
+        "to 23 us on 8 MI300X, eager (ROCm blog)",
+    ),
+    "hccl": Constant(10e-6, "s", "collective", 0.5, "assumed as NCCL"),
+    "oneccl": Constant(10e-6, "s", "collective", 0.5, "assumed as NCCL"),
     "gloo": Constant(
         70e-6, "s", "collective", 0.5, "torch 2.13 gloo, 4 processes: all_reduce of one rank 68 us"
     ),
@@ -70,6 +80,13 @@ ACHIEVED_FRACTION: Final[dict[str, Constant]] = {
         "collective",
         0.05,
         "ring busbw 361-368 of 450 GB/s on H100, 235 of 300 on A100 (nccl-tests, ml-engineering)",
+    ),
+    "xgmi": Constant(
+        0.71,
+        "1",
+        "collective",
+        0.05,
+        "all_reduce busbw 313-319 of 448 GB/s on 8 MI300X (ROCm blog, rccl-tests)",
     ),
     "pcie": Constant(
         0.80, "1", "collective", 0.1, "Gen4 x16 ring 24.7 of 31 GB/s (ml-engineering)"
@@ -117,19 +134,26 @@ SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )
+_GPU_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl")
 CONTEXT_BYTES: Final[dict[str, Constant]] = {
-    "nccl": Constant(
-        1.0e9, "bytes", "memory", 0.5, "assumed: CUDA context, cuBLAS and library workspaces"
+    **dict.fromkeys(
+        _GPU_LIBRARIES,
+        Constant(
+            1.0e9, "bytes", "memory", 0.5, "assumed: device context, BLAS and library workspaces"
+        ),
     ),
     "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
 }
 COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
-    "nccl": Constant(
-        0.3e9,
-        "bytes",
-        "memory",
-        0.5,
-        "assumed, per group of two or more; not seen by the allocator (pytorch#147179)",
+    **dict.fromkeys(
+        _GPU_LIBRARIES,
+        Constant(
+            0.3e9,
+            "bytes",
+            "memory",
+            0.5,
+            "assumed, per group of two or more; not seen by the allocator (pytorch#147179)",
+        ),
     ),
     "gloo": Constant(0.0, "bytes", "memory", 0.0, "gloo keeps no device buffers"),
 }

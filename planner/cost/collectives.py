@@ -3,8 +3,10 @@
 Alpha-beta on the levels that a group spans. Symbols: a group of ``n`` ranks has ``m[i]`` members
 inside one unit of level ``i`` (``m[-1] = 1``, the last ``= n``); level ``i`` gives every GPU
 ``B[i]`` bytes/s out of its unit below, so ``m[i-1]`` members of one unit leave it with
-``m[i-1] * B[i]`` together. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce,
-all_to_all and send_recv, the full output of all_gather, the full input of reduce_scatter.
+``m[i-1] * B[i]`` together. ``B`` is less for few members of a mesh without switches and, where
+GPUs have no NIC of their own, less for direct, pairwise and point_to_point than for rings and
+trees. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce, all_to_all and send_recv,
+the full output of all_gather, the full input of reduce_scatter.
 
 ==================  =============================================  ==========================
 algorithm           latency                                        bytes over the slowest level
@@ -59,14 +61,16 @@ _PASSES: Final[dict[Collective, int]] = {
 }
 
 # What each library runs, its default first: NCCL's tuner, gloo's ring and pairwise exchange.
+# RCCL, HCCL and oneCCL are taken to run what NCCL runs.
+_NCCL: Final[dict[Collective, tuple[Algorithm, ...]]] = {
+    "all_reduce": ("ring", "tree"),
+    "all_gather": ("ring",),
+    "reduce_scatter": ("ring",),
+    "all_to_all": ("direct",),
+    "send_recv": ("point_to_point",),
+}
 _LEGAL: Final[dict[str, dict[Collective, tuple[Algorithm, ...]]]] = {
-    "nccl": {
-        "all_reduce": ("ring", "tree"),
-        "all_gather": ("ring",),
-        "reduce_scatter": ("ring",),
-        "all_to_all": ("direct",),
-        "send_recv": ("point_to_point",),
-    },
+    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _NCCL),
     "gloo": {
         "all_reduce": ("ring",),
         "all_gather": ("ring",),
@@ -130,6 +134,23 @@ def legal_algorithms(
 def achieved_bytes_per_s(level: Level) -> float:
     """Return what large transfers reach on a level; a measured level already says it."""
     return level.bytes_per_s * (1.0 if level.measured else ACHIEVED_FRACTION[level.kind].value)
+
+
+def _rate(level: Level, group: Group, inside: Column, *, direct: bool) -> Column | float:
+    """Return bytes/s that each member reaches on a level, shape [rows] or one for all rows.
+
+    Args:
+        level: With its achieved bandwidth.
+        group: Whose stride says which members of a mesh are joined.
+        inside: Members inside one unit of the level, shape [rows].
+        direct: Whether each sends for itself (all-to-all, sends) rather than along rings or trees.
+    """
+    rate = achieved_bytes_per_s(level) * (level.direct_share if direct else 1.0)
+    if level.mesh is None:
+        return rate
+    shares = np.asarray(level.mesh.direct if direct else level.mesh.ring)
+    strides = np.minimum(group.stride, len(shares)) - 1
+    return rate * shares[strides, np.minimum(inside, shares.shape[1]) - 1]
 
 
 def collective_terms(
@@ -226,13 +247,15 @@ def _below(group: Group) -> list[Column]:
     return [np.ones_like(group.degree), *group.members[:-1]]
 
 
-def _slowest(fabric: Fabric, group: Group, bytes_out: list[Column]) -> Column:
+def _slowest(
+    fabric: Fabric, group: Group, bytes_out: list[Column], *, direct: bool = False
+) -> Column:
     """Return the largest over the levels in use of bytes out of a unit over what it can send."""
     worst = np.zeros(len(group.degree))
     for level, below, inside, num_bytes in zip(
         fabric.levels, _below(group), group.members, bytes_out, strict=True
     ):
-        seconds = num_bytes / (below * achieved_bytes_per_s(level))
+        seconds = num_bytes / (below * _rate(level, group, inside, direct=direct))
         worst = np.maximum(worst, np.where(inside > below, seconds, 0.0))
     return worst
 
@@ -292,7 +315,10 @@ def _exchange(fabric: Fabric, group: Group, size_bytes: Column) -> Column:
     """
     n = group.degree
     return _slowest(
-        fabric, group, [size_bytes * (n - below) / n * below for below in _below(group)]
+        fabric,
+        group,
+        [size_bytes * (n - below) / n * below for below in _below(group)],
+        direct=True,
     )
 
 
@@ -319,7 +345,8 @@ def _point_to_point(
     """A send between neighbours; the pair that sits farthest apart decides."""
     slowest = np.zeros(len(group.degree))
     for level, below, inside in zip(fabric.levels, _below(group), group.members, strict=True):
-        seconds = size_bytes / achieved_bytes_per_s(level)
+        pair = np.minimum(inside, 2)
+        seconds = size_bytes / _rate(level, group, pair, direct=True)
         slowest = np.where(inside > below, np.maximum(slowest, seconds), slowest)
     return _highest_alpha(fabric, group), slowest
 

@@ -54,7 +54,7 @@ def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
         legal = legal_algorithms(problem.fabric, problem.framework, op.axis, op.op)
         choice = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
-    once = _compute_s(problem, op)
+    once = _compute_s(problem, op) / problem.fabric.slowest_share
     return Timed(op, once, once * op.repeats)
 
 

@@ -5,7 +5,8 @@ progression: ``degree`` ranks, ``stride`` apart. On a level whose units hold ``u
 group has ``gcd(degree * stride, u) / stride`` members in one unit: all of them when the group
 fits, ``u / stride`` when it fills whole units, and for a straddling axis (tp 6 on 8 GPUs) the
 smallest part that any of its groups has in a unit it shares with another part, since a group
-costs what its worst member costs.
+costs what its worst member costs. Where units are unequal (nodes of an allocation, spread over
+leaves), the smallest part is looked for among the real ones.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 
 from planner.layout.candidates import Candidates, Column
 from planner.plan import Axis
-from planner.topology.fabric import Fabric
+from planner.topology.fabric import Fabric, Level
 
 __all__ = ["Group", "axis_group", "inner_group", "lay_group", "outer_group"]
 
@@ -25,12 +26,14 @@ class Group:
 
     Attributes:
         degree: Ranks in the group, shape [rows].
+        stride: Ranks from one member to the next, shape [rows].
         members: Per level, innermost first, the ranks inside one unit of it, shape [rows]; the
             last entry equals ``degree``.
         even: Whether every innermost unit that the group enters holds equally many, shape [rows].
     """
 
     degree: Column
+    stride: Column
     members: tuple[Column, ...]
     even: Column
 
@@ -43,6 +46,7 @@ class Group:
         """Return the only row ``times`` times."""
         return Group(
             np.repeat(self.degree, times),
+            np.repeat(self.stride, times),
             tuple(np.repeat(members, times) for members in self.members),
             np.repeat(self.even, times),
         )
@@ -69,24 +73,47 @@ def axis_group(fabric: Fabric, candidates: Candidates, axis: Axis) -> Group:
 
 def lay_group(fabric: Fabric, degree: Column, stride: Column) -> Group:
     """Return groups of ``degree`` ranks, ``stride`` apart, on the levels of ``fabric``."""
-    members = [
-        np.maximum(1, np.gcd(degree * stride, level.unit_size) // stride)
-        for level in fabric.levels[:-1]
-    ]
+    laid = [_lay(level, fabric.num_gpus, degree, stride) for level in fabric.levels[:-1]]
+    members = [on_level for on_level, _ in laid]
     for inner in range(1, len(members)):
         members[inner] = np.maximum(members[inner - 1], members[inner])
-    unit, span = fabric.levels[0].unit_size, degree * stride
-    return Group(degree, (*members, degree), (unit % span == 0) | (span % unit == 0))
+    even = laid[0][1] if laid else np.ones(len(degree), dtype=bool)
+    return Group(degree, stride, (*members, degree), even)
+
+
+def _lay(level: Level, num_gpus: int, degree: Column, stride: Column) -> tuple[Column, Column]:
+    """Return the fewest members of a group in a unit, and whether all its units have as many."""
+    span = degree * stride
+    if level.unit_sizes is None:
+        least = np.gcd(span, level.unit_size)
+        even = (level.unit_size % span == 0) | (span % level.unit_size == 0)
+    else:
+        spans, rows = np.unique(span, return_inverse=True)
+        ends = np.cumsum(level.unit_sizes)
+        parts = [_parts(ends, num_gpus, int(one)) for one in spans]
+        least = np.array([part.min() for part in parts])[rows]
+        even = np.array([part.min() == part.max() for part in parts])[rows]
+    return np.maximum(1, least // stride), even
+
+
+def _parts(ends: Column, num_gpus: int, span: int) -> Column:
+    """Return the lengths that unit borders and group borders together cut the ranks into.
+
+    >>> _parts(np.array([7, 16]), 16, 8).tolist()
+    [7, 1, 8]
+    """
+    borders = np.unique(np.concatenate([[0], ends, np.arange(span, num_gpus, span)]))
+    return np.diff(borders)
 
 
 def inner_group(group: Group) -> Group:
     """Return the part of the group inside one innermost unit (a node)."""
     inside = group.members[0]
-    return Group(inside, tuple(inside for _ in group.members), group.even)
+    return Group(inside, group.stride, tuple(inside for _ in group.members), group.even)
 
 
 def outer_group(group: Group) -> Group:
     """Return what is left when every innermost unit is one member: the hierarchical outer ring."""
     inside = group.members[0]
     members = tuple(np.maximum(1, m // inside) for m in group.members)
-    return Group(group.degree // inside, members, group.even)
+    return Group(group.degree // inside, group.stride * inside, members, group.even)
