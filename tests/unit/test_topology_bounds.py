@@ -279,7 +279,7 @@ def all_cuts(graph: "nx.Graph[str]", gpus: list[str]) -> Iterator[tuple[int, flo
             yield inside, leaving(graph, side)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(clusters(max_gpus=8))
 def test_cuts_are_the_worst_of_all_cuts(case: Cluster) -> None:
     graph, gpus = case
@@ -322,14 +322,14 @@ def worst_of_all_partitions(graph: "nx.Graph[str]", gpus: list[str]) -> float:
     return worst
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters(max_gpus=5, max_switches=2))
 def test_an_all_reduce_is_held_up_by_the_worst_of_all_partitions(case: Cluster) -> None:
     found = all_reduce_bound(*case).seconds_per_byte
     assert found == pytest.approx(worst_of_all_partitions(*case), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters(max_gpus=5, max_switches=2), st.integers(0, 3))
 def test_help_of_switches_is_never_underrated(case: Cluster, helping: int) -> None:
     """The bound stays one when switches reduce, and never falls below the least cut's."""
@@ -346,7 +346,7 @@ def test_help_of_switches_is_never_underrated(case: Cluster, helping: int) -> No
 # -------------------------------------------------------------------------------------- laws
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters())
 def test_twice_the_bandwidth_is_half_the_time(case: Cluster) -> None:
     graph, gpus = case
@@ -357,7 +357,7 @@ def test_twice_the_bandwidth_is_half_the_time(case: Cluster) -> None:
         assert find(fast, gpus).seconds_per_byte == find(graph, gpus).seconds_per_byte / 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters(), st.randoms(use_true_random=False), st.booleans())
 def test_one_more_link_never_raises_a_bound(
     case: Cluster, chance: random.Random, multicast: bool
@@ -372,7 +372,7 @@ def test_one_more_link_never_raises_a_bound(
     assert all(new <= old for new, old in zip(after, before, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters(), st.randoms(use_true_random=False))
 def test_names_and_order_change_nothing(case: Cluster, chance: random.Random) -> None:
     graph, gpus = case
@@ -385,7 +385,7 @@ def test_names_and_order_change_nothing(case: Cluster, chance: random.Random) ->
         assert find(renamed, workers).seconds_per_byte == find(graph, gpus).seconds_per_byte
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(clusters())
 def test_an_all_reduce_takes_one_to_two_all_gathers(case: Cluster) -> None:
     """One contains what a gather moves; two passes are a way to do the other."""
