@@ -1,5 +1,10 @@
-"""The topologies that come with the package: ``topologies/*.json``."""
+"""The topologies that come with the package: ``topologies/*.json``.
 
+``topologies/machines.csv`` says which of them describes each machine that published measurements
+were taken on, and what had to be assumed.
+"""
+
+import csv
 import json
 from functools import cache
 from importlib import resources
@@ -7,7 +12,7 @@ from importlib import resources
 from planner.errors import UnknownNameError
 from planner.topology.document import TopologyDocument, parse_topology
 
-__all__ = ["load_topology", "topology_names"]
+__all__ = ["load_topology", "machine_topologies", "topology_names"]
 
 
 @cache
@@ -28,3 +33,15 @@ def load_topology(name: str) -> TopologyDocument:
         raise UnknownNameError("topology", name, topology_names())
     text = resources.files("topologies").joinpath(f"{name}.json").read_text("utf-8")
     return parse_topology(json.loads(text))
+
+
+def machine_topologies() -> dict[tuple[str, str], str]:
+    """Return the topology of every machine that published measurements name.
+
+    Keys are (file, machine): ("collectives", the machine as that table prints it), or
+    ("training_runs", "SOURCE/GPU", its ``source_id`` and ``gpu``).
+    """
+    text = resources.files("topologies").joinpath("machines.csv").read_text("utf-8")
+    return {
+        (row["file"], row["machine"]): row["topology"] for row in csv.DictReader(text.splitlines())
+    }

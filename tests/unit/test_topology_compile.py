@@ -92,7 +92,12 @@ def test_renaming_components_changes_nothing(name: str, random: Any) -> None:
     ids = [component["id"] for component in data["node"]["components"]]
     letters = [f"x{letter}x" for letter in "abcdefghij"[: len(ids)]]
     random.shuffle(letters)
-    renamed = dict(zip(ids, letters, strict=True))
+    ids_renamed = dict(zip(ids, letters, strict=True))
+    renamed = {
+        name: ids_renamed[component.id] + name.removeprefix(component.id)
+        for component in document.node.components
+        for name in (component.id, *component.names())
+    }
     for component in data["node"]["components"]:
         component["id"] = renamed[component["id"]]
     for link in data["node"]["links"]:
