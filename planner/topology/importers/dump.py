@@ -58,13 +58,12 @@ class Remarks:
 
     def add(self, text: str, line: int | None = None) -> None:
         """Note one remark; the same text in the same line once."""
-        remark = Remark(line, text)
-        if remark in self.found:
+        if len(self.found) == _MAX_REMARKS:
+            self.num_more += 1  # not compared: a hostile text has a million of them
             return
-        if len(self.found) < _MAX_REMARKS:
+        remark = Remark(line, text)
+        if remark not in self.found:
             self.found.append(remark)
-        else:
-            self.num_more += 1
 
     def all(self) -> tuple[Remark, ...]:
         """Return what was noted, in order."""

@@ -1,0 +1,177 @@
+"""Slurm's blocks: NVLink domains in practice, and stages of consecutive blocks.
+
+``BlockSizes`` says how many nodes a base block plans with, then those of the aggregates; each is
+a power of two times the first, and aggregates are made of consecutive blocks in the order of the
+file (topology.conf(5), section topology/block).
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from planner.topology.importers.dump import (
+    FabricDump,
+    FoundTier,
+    Remarks,
+    TopologyTextError,
+)
+from planner.topology.importers.hostlist import MAX_HOSTS, expand, natural_key
+from planner.topology.importers.nesting import switch_list
+
+__all__ = ["Block", "block_fabric"]
+
+
+class Block(NamedTuple):
+    """One block as written; ``nodes`` is a host list, not yet expanded."""
+
+    name: str
+    line: int
+    nodes: str
+
+
+def block_fabric(
+    blocks: Sequence[Block],
+    sizes: Sequence[int],
+    sizes_line: int | None,
+    *,
+    real_names: Mapping[str, str],
+    format_: str,
+    source: str,
+    remarks: Remarks,
+) -> FabricDump:
+    """Return the blocks as domains, and the aggregates as tiers.
+
+    Args:
+        blocks: As written, in the order of the file, which decides what is joined.
+        sizes: Nodes of a base block and of the aggregates; may be empty.
+        sizes_line: Where the sizes stand.
+        real_names: What comments call the blocks.
+        format_: For the dump.
+        source: What the text is called in messages.
+        remarks: Is told what had to be repaired, and goes into the dump.
+
+    Raises:
+        TopologyTextError: Slurm would refuse the blocks.
+    """
+    members = _members(blocks, source, remarks)
+    if not members:
+        raise TopologyTextError("has blocks but no node", source=source)
+    named = {name: real_names.get(name, name) for name in members}
+    shown = list(named.values()) if len(set(named.values())) == len(named) else list(members)
+    counts = [len(nodes) for nodes in members.values()]
+    for block in blocks:
+        if sizes and 0 < len(members.get(block.name, ())) < sizes[0]:
+            remarks.add(
+                f"block {block.name!r} has {len(members[block.name])} nodes, fewer than its "
+                f"planning size {sizes[0]}",
+                block.line,
+            )
+    tiers = []
+    for joined in _blocks_joined(sizes, sizes_line, len(members), source, remarks):
+        starts = range(0, len(counts), joined)
+        tiers.append(
+            FoundTier(
+                name=f"blocks{joined}",
+                units=tuple(sum(counts[start : start + joined]) for start in starts),
+                unit_names=tuple(switch_list(shown[start : start + joined]) for start in starts),
+            )
+        )
+    return FabricDump(
+        format_,
+        hosts=tuple(host for nodes in members.values() for host in nodes),
+        tiers=tuple(tiers),
+        domains=FoundTier("block", tuple(counts), tuple(shown)),
+        remarks=remarks.all(),
+        assumptions=_assumptions(tiers, shown),
+    )
+
+
+def _members(blocks: Sequence[Block], source: str, remarks: Remarks) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of each block that has any, sorted by name."""
+    members: dict[str, tuple[str, ...]] = {}
+    lines: dict[str, int] = {}
+    block_of: dict[str, str] = {}
+    for block in blocks:
+        if block.name in lines:
+            raise TopologyTextError(
+                f"defines block {block.name!r} again, first in line {lines[block.name]}; a block "
+                "has one entry",
+                source=source,
+                line=block.line,
+            )
+        lines[block.name] = block.line
+        if not block.nodes:
+            remarks.add(f"block {block.name!r} has no nodes: left out", block.line)
+            continue
+        if block.nodes.upper() == "ALL":
+            raise TopologyTextError(
+                f"block {block.name!r} names ALL; which nodes these are is not in the file, "
+                "list them",
+                source=source,
+                line=block.line,
+            )
+        budget = MAX_HOSTS - len(block_of)
+        names = expand(block.nodes, source=source, line=block.line, max_hosts=budget)
+        for name in names:
+            other = block_of.setdefault(name, block.name)
+            if other != block.name:
+                raise TopologyTextError(
+                    f"node {name!r} is in block {block.name!r} and in {other!r} (line "
+                    f"{lines[other]}); a node is in one block",
+                    source=source,
+                    line=block.line,
+                )
+        once = set(names)
+        if len(once) < len(names):
+            remarks.add(f"block {block.name!r} names some nodes twice; counted once", block.line)
+        members[block.name] = tuple(sorted(once, key=natural_key))
+    return members
+
+
+def _blocks_joined(
+    sizes: Sequence[int],
+    line: int | None,
+    num_blocks: int,
+    source: str,
+    remarks: Remarks,
+) -> list[int]:
+    """Return how many consecutive blocks each stage joins, smallest first.
+
+    A stage that joins all is the last; larger sizes say nothing more.
+    """
+    stages: list[int] = []
+    for before, size in pairwise(sizes):
+        ratio, rest = divmod(size, sizes[0])
+        if size <= before or rest or ratio.bit_count() != 1:
+            raise TopologyTextError(
+                f"block size {size} is no power of two times {sizes[0]}, or not larger than "
+                f"{before}; Slurm wants sizes like 4,8,32",
+                source=source,
+                line=line,
+            )
+        if stages and stages[-1] >= num_blocks:
+            remarks.add(
+                f"block size {size} is larger than all {num_blocks} blocks together: no further "
+                "stage",
+                line,
+            )
+        else:
+            stages.append(ratio)
+    return stages
+
+
+def _assumptions(tiers: Sequence[FoundTier], blocks: Sequence[str]) -> tuple[str, ...]:
+    """Return what the text leaves open."""
+    said = ["each block is taken as one NVLink domain (in practice it is; Slurm does not say)"]
+    if tiers:
+        said.append(
+            "the aggregated block sizes are taken as stages of switches; Slurm only plans with them"
+        )
+    num_apart = len(tiers[-1].units) if tiers else len(blocks)
+    if num_apart > 1:
+        what = f"units of {tiers[-1].name}" if tiers else "blocks"
+        said.append(
+            f"nothing joins the {num_apart} {what} in the file: one more stage above them is "
+            "assumed, not oversubscribed"
+        )
+    return tuple(said)
