@@ -91,6 +91,7 @@ def test_every_topology_compiles_at_one_node_its_default_and_its_most(name: str)
         rates = [level.bytes_per_s for level in fabric.levels]
         assert all(rate > 0 for rate in rates)
         assert rates == sorted(rates, reverse=True)
+        assert all(level.direct_share > 0 for level in fabric.levels)
 
 
 @every_topology
