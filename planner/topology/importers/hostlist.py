@@ -16,7 +16,7 @@ from planner.topology.importers.dump import TopologyTextError
 
 __all__ = ["MAX_HOSTS", "collect", "expand", "natural_key"]
 
-# A hundred times the largest machine of today; expanding as many takes half a second.
+# A hundred times the largest machine of today; expanding as many takes a quarter of a second.
 MAX_HOSTS: Final = 1_048_576
 _MAX_NAME_CHARS: Final = 255  # of a DNS name (RFC 1035, 2.3.4)
 _MAX_BRACKETS_PER_NAME: Final = 16

@@ -1,6 +1,6 @@
 """Slurm's ``topology.conf`` and ``topology.yaml``: a tree of switches, or blocks of nodes.
 
-The grammar is that of the manual pages topology.conf(5) and topology.yaml(5) of Slurm 25.11:
+The grammar is that of the manual pages topology.conf(5) and topology.yaml(5) of Slurm 26.11:
 keys in any case, ``#`` comments, host lists. NVIDIA topograph writes the switches' real names
 into comments, ``# switch.1.1=leaf-1-1``; they are used. What Slurm itself refuses (a switch
 defined twice, or with nodes and switches at once, a cycle) is refused here with its line; what
