@@ -23,14 +23,9 @@ from planner.calibrate.runs import Measured, check_calibration, check_run
 from planner.documents import parse_json, validated
 from planner.errors import PlannerError, UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
-from planner.planning import (
-    ResolvedRequest,
-    build_problem,
-    make_plan,
-    resolve,
-    topology_fingerprint,
-)
+from planner.planning import make_plan
 from planner.request import PlanRequest
+from planner.resolving import ResolvedRequest, build_problem, resolve, topology_fingerprint
 from planner.topology.document import TopologyDocument
 
 __all__ = ["Jobs", "build_fingerprint"]

@@ -25,8 +25,9 @@ from planner.model.bundled import load_model, model_names
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
 from planner.plan import Calibration, CalibrationRun, Plan
-from planner.planning import build_problem, make_plan, resolve
+from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
+from planner.resolving import build_problem, resolve
 from planner.tables import show_fabric, show_model, show_models, show_plan, show_topologies
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric

@@ -28,6 +28,7 @@ __all__ = [
     "CollectiveChoice",
     "CollectiveTiming",
     "ContextExchange",
+    "Crossing",
     "Document",
     "ExpertCapacity",
     "Framework",
@@ -38,6 +39,7 @@ __all__ = [
     "ModelSummary",
     "Phase",
     "Pipeline",
+    "PlacementOption",
     "Plan",
     "Prediction",
     "Probe",
@@ -54,6 +56,7 @@ __all__ = [
     "StageMemory",
     "TimedOp",
     "TrainingSpec",
+    "Waiting",
     "canonical_json",
     "coordinates",
     "document_hash",
@@ -251,6 +254,10 @@ class RankRule(Document):
         default=None,
         description="ranks of each unit; null = blocks of ranks_per_unit consecutive ranks",
     )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="host of the i-th block of ranks (torchrun's node rank i); null = any order",
+    )
 
     def unit_of(self, rank: int) -> int:
         """Return the number of the unit that ``rank`` lies on.
@@ -329,6 +336,9 @@ class CollectiveChoice(Document):
     runner_up: Algorithm | None
     runner_up_s: Seconds | None
     thresholds: tuple[SizeThreshold, ...]
+    bound_s: Seconds | None = Field(
+        default=None, description="below which no algorithm comes at nominal link rates"
+    )
 
     def algorithm_for(self, size_bytes: int) -> Algorithm:
         """Return the algorithm for a message of ``size_bytes``."""
@@ -451,6 +461,33 @@ class RejectedReason(Document):
     count: int = Field(ge=1)
 
 
+class Crossing(Document):
+    """What one axis sends over one level of the fabric, per rank and step (mean over ranks)."""
+
+    axis: Axis
+    level: str
+    bytes_per_step: float = Field(ge=0)
+
+
+class PlacementOption(Document):
+    """Nodes that the job could run on, and the step time there."""
+
+    choice: Literal["keep", "drop", "move"]
+    num_nodes: int = Field(ge=1)
+    left_out: tuple[str, ...] = Field(description="hosts asked for and not used")
+    added: tuple[str, ...] = Field(description="hosts used in their place")
+    step_time_s: Seconds | None = Field(description="null = nothing fits there")
+    is_chosen: bool
+
+
+class Waiting(Document):
+    """What the same number of nodes under fewer switches would gain."""
+
+    hosts: tuple[str, ...] = Field(description="such nodes, as an example")
+    step_time_s: Seconds
+    gain: float = Field(description="part of the step time saved")
+
+
 class Probe(Document):
     """A measurement that the executor takes before training, to price what it did not run."""
 
@@ -492,6 +529,13 @@ class Plan(Document):
     runners_up: tuple[RunnerUp, ...]
     rejected: tuple[RejectedReason, ...]
     num_candidates: int = Field(ge=1)
+    crossings: tuple[Crossing, ...] = ()
+    placements: tuple[PlacementOption, ...] = Field(
+        default=(), description="empty when all nodes are healthy and alike"
+    )
+    waiting: Waiting | None = Field(
+        default=None, description="of an allocation spread over more switches than it needs"
+    )
     assumptions: tuple[str, ...]
     provenance: Provenance
 

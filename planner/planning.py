@@ -1,49 +1,36 @@
 """A request in, a plan out: ``make_plan(resolve(request), calibration)``.
 
-``resolve`` looks up bundled names; ``make_plan`` is pure. The same resolved request, calibration
-and version give the same bytes.
+``make_plan`` is pure: the same resolved request, calibration and version give the same bytes.
+Where nodes are weak or of several types it prices what can be done about it (keep them, leave
+them out, take others) and plans for the fastest.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from planner import __version__
-from planner.calibrate.apply import calibrated_fabric
-from planner.constants import (
-    CALIBRATED_SPREAD,
-    STEP_SPREAD,
-)
+from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
 from planner.cost.problem import Problem
-from planner.errors import InfeasiblePlanError, InvalidInputError
-from planner.frameworks import refused_training
-from planner.hardware.devices import Device, custom_device, device
-from planner.model.blocks import block_flop_per_token, layer_kinds
-from planner.model.bundled import load_model
-from planner.model.huggingface import model_from_config
-from planner.model.spec import ModelSpec
-from planner.pipeline.partition import split_table
+from planner.errors import InfeasiblePlanError
 from planner.plan import (
     Calibration,
+    PlacementOption,
     Plan,
     Provenance,
+    RankRule,
+    Waiting,
     document_hash,
 )
-from planner.request import HuggingFaceModel, PlanRequest
+from planner.resolving import ResolvedRequest, build_problem, resolve
 from planner.search.answer import answer
 from planner.search.rank import Ranking, rank
-from planner.search.space import pipelines
 from planner.search.suggest import smallest_change
-from planner.topology.bundled import load_topology
-from planner.topology.compile import compile_fabric
-from planner.topology.document import TopologyDocument
+from planner.topology.compile import live_nodes
+from planner.topology.placement import Placement, packed_nodes, placements
+from planner.units import format_count
 
-__all__ = [
-    "ResolvedRequest",
-    "build_problem",
-    "make_plan",
-    "resolve",
-    "topology_fingerprint",
-]
+__all__ = ["make_plan"]
 
 _ASSUMPTIONS: Final = (
     "attention is fused; no score matrix is stored",
@@ -52,76 +39,15 @@ _ASSUMPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedRequest:
-    """A request with its documents in place of their names."""
+class _Option:
+    """A placement with its search; ``ranking`` is None where nothing fits."""
 
-    request: PlanRequest
-    topology: TopologyDocument
-    num_nodes: int
-    model: ModelSpec
+    placement: Placement
+    problem: Problem
+    ranking: Ranking | None
 
-
-def resolve(request: PlanRequest) -> ResolvedRequest:
-    """Return the request with bundled names looked up and configs read.
-
-    Raises:
-        UnknownNameError: No bundled topology or model has that name.
-        InvalidInputError: A config cannot be planned, or ``nodes`` is out of range.
-    """
-    topology = (
-        load_topology(request.topology) if isinstance(request.topology, str) else request.topology
-    )
-    if isinstance(request.model, str):
-        model = load_model(request.model)
-    elif isinstance(request.model, HuggingFaceModel):
-        model = model_from_config(request.model.huggingface, request.model.name)
-    else:
-        model = request.model
-    return ResolvedRequest(request, topology, topology.checked_num_nodes(request.nodes), model)
-
-
-def topology_fingerprint(topology: TopologyDocument) -> str:
-    """Return what a calibration is filed under: the hash of the document."""
-    return document_hash(topology)
-
-
-def build_problem(resolved: ResolvedRequest, calibration: Calibration | None = None) -> Problem:
-    """Return what the cost model needs: fabric, device, splits, measured scales.
-
-    Raises:
-        InvalidInputError: The device cannot compute in the requested precision.
-    """
-    request, model = resolved.request, resolved.model
-    prior = compile_fabric(resolved.topology, resolved.num_nodes)
-    hardware = _device(resolved.topology)
-    _check_precision(hardware, request)
-    _check_length(model, request.training.seq_len)
-    _check_training(model, request)
-    scales = (
-        {}
-        if calibration is None
-        else {
-            "compute_scale": calibration.compute_scale,
-            "optimizer_scale": calibration.optimizer_scale,
-            "host_overhead_s": calibration.host_overhead_s,
-        }
-    )
-    return Problem(
-        model=model,
-        training=request.training,
-        fabric=calibrated_fabric(prior, calibration),
-        device=hardware,
-        splits=split_table(
-            layer_kinds(model),
-            pipelines(model, prior.num_gpus, request.constraints),
-            {
-                kind: block_flop_per_token(model, kind, request.training.seq_len)
-                for kind in ("embedding", "head", *set(layer_kinds(model)))
-            },
-        ),
-        framework=request.framework,
-        **scales,
-    )
+    def step_time_s(self) -> float | None:
+        return None if self.ranking is None else float(self.ranking.priced.step_time_s()[0])
 
 
 def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None) -> Plan:
@@ -134,21 +60,54 @@ def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None)
     """
     problem = build_problem(resolved, calibration)
     try:
-        ranking = rank(problem, resolved.request.constraints)
+        options = list(_options(resolved, problem, calibration))
     except InfeasiblePlanError as error:
-        change = smallest_change(
-            resolved.request, lambda changed: build_problem(resolve(changed), calibration)
+        raise _with_suggestion(error, resolved, calibration) from error
+    fastest = min(
+        (option for option in options if option.ranking is not None),
+        key=lambda option: option.step_time_s() or 0.0,
+    )
+    return _plan(resolved, options, fastest, calibration)
+
+
+def _options(
+    resolved: ResolvedRequest, problem: Problem, calibration: Calibration | None
+) -> Iterator[_Option]:
+    """Yield every placement, priced; the first keeps the nodes asked for.
+
+    Raises:
+        InfeasiblePlanError: Nothing fits anywhere.
+    """
+    spares = () if resolved.hosts else sorted({*live_nodes(resolved.topology)} - {*resolved.nodes})
+    refused: InfeasiblePlanError | None = None
+    none_fits = True
+    for placement in placements(resolved.topology, resolved.nodes, spares):
+        if placement.choice != "keep" or placement.nodes != resolved.nodes:
+            problem = build_problem(resolved, calibration, placement.nodes)
+        try:
+            ranking = rank(problem, resolved.request.constraints)
+            none_fits = False
+        except InfeasiblePlanError as error:
+            ranking, refused = None, refused or error
+        yield _Option(placement, problem, ranking)
+    if none_fits and refused is not None:
+        raise refused
+
+
+def _with_suggestion(
+    error: InfeasiblePlanError, resolved: ResolvedRequest, calibration: Calibration | None
+) -> InfeasiblePlanError:
+    """Return the error with the smallest change that makes it fit, if one was found."""
+    change = smallest_change(
+        resolved.request, lambda changed: build_problem(resolve(changed), calibration)
+    )
+    if change is None:
+        return InfeasiblePlanError(
+            f"{error}; no single change of constraints, nodes or seq_len makes it fit",
+            rejected=error.rejected,
         )
-        if change is None:
-            raise InfeasiblePlanError(
-                f"{error}; no single change of constraints, nodes or seq_len makes it fit",
-                rejected=error.rejected,
-            ) from error
-        said = ", ".join(f"{name}={value}" for name, value in change.items())
-        raise InfeasiblePlanError(
-            f"{error}; try {said}", rejected=error.rejected, suggestion=change
-        ) from error
-    return _plan(resolved, problem, ranking, calibration)
+    said = ", ".join(f"{name}={value}" for name, value in change.items())
+    return InfeasiblePlanError(f"{error}; try {said}", rejected=error.rejected, suggestion=change)
 
 
 # ------------------------------------------------------------------------------- the document
@@ -156,29 +115,93 @@ def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None)
 
 def _plan(
     resolved: ResolvedRequest,
-    problem: Problem,
-    ranking: Ranking,
+    options: Sequence[_Option],
+    fastest: _Option,
     calibration: Calibration | None,
 ) -> Plan:
-    request, model = resolved.request, resolved.model
+    request, problem = resolved.request, fastest.problem
+    assert fastest.ranking is not None, "the fastest option has a ranking"
+    fields = answer(problem, fastest.ranking, top_k=request.top_k, interval=_interval(calibration))
+    fields["ranks"] = _with_hosts(fields["ranks"], resolved, fastest.placement)
     return Plan(
         id=_plan_id(resolved, calibration),
         topology=resolved.topology.name,
         framework=request.framework,
         training=request.training,
-        assumptions=(
-            *model.assumptions,
-            *_ASSUMPTIONS,
-            *(("experts are loaded evenly",) if model.experts else ()),
-        ),
+        placements=_placements(resolved, options, fastest),
+        waiting=_waiting(resolved, fastest, calibration),
+        assumptions=tuple(_assumptions(resolved, fastest)),
         provenance=_provenance(resolved, problem, calibration),
-        **answer(
-            problem,
-            ranking,
-            top_k=request.top_k,
-            interval=_interval(calibration),
-        ),
+        **fields,
     )
+
+
+def _with_hosts(ranks: RankRule, resolved: ResolvedRequest, placement: Placement) -> RankRule:
+    """Return the rule with the hosts in rank order, where they are known by name."""
+    if not resolved.hosts and not resolved.topology.hosts and placement.choice == "keep":
+        return ranks
+    return ranks.model_copy(update={"hosts": tuple(map(resolved.host, placement.nodes))})
+
+
+def _placements(
+    resolved: ResolvedRequest, options: Sequence[_Option], fastest: _Option
+) -> tuple[PlacementOption, ...]:
+    if len(options) == 1:
+        return ()
+    return tuple(
+        PlacementOption(
+            choice=option.placement.choice,
+            num_nodes=len(option.placement.nodes),
+            left_out=tuple(map(resolved.host, option.placement.left_out)),
+            added=tuple(map(resolved.host, option.placement.added)),
+            step_time_s=option.step_time_s(),
+            is_chosen=option is fastest,
+        )
+        for option in options
+    )
+
+
+def _waiting(
+    resolved: ResolvedRequest, fastest: _Option, calibration: Calibration | None
+) -> Waiting | None:
+    """Price as many nodes under as few switches as the cluster has, for an allocation."""
+    packed = packed_nodes(resolved.topology, len(fastest.placement.nodes))
+    if not resolved.hosts or packed is None:
+        return None
+    problem = build_problem(resolved, calibration, packed)
+    if replace(problem.fabric, nodes=None) == replace(fastest.problem.fabric, nodes=None):
+        return None
+    now_s = fastest.step_time_s()
+    then_s = float(rank(problem, resolved.request.constraints).priced.step_time_s()[0])
+    if now_s is None or then_s >= now_s:
+        return None
+    return Waiting(
+        hosts=tuple(map(resolved.topology.host, packed)),
+        step_time_s=then_s,
+        gain=1 - then_s / now_s,
+    )
+
+
+def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
+    yield from resolved.model.assumptions
+    yield from _ASSUMPTIONS
+    if resolved.model.experts:
+        yield "experts are loaded evenly"
+    yield from resolved.assumptions
+    fabric, topology = fastest.problem.fabric, resolved.topology
+    if fabric.slowest_share < 1:
+        yield f"every GPU waits for the slowest, at {fabric.slowest_share:g} of its speed"
+    types = {
+        topology.device_name if island is None else island.device_name
+        for island in map(topology.island_of, fastest.placement.nodes)
+    }
+    if len(types) > 1:
+        yield f"of {', '.join(sorted(types))} every GPU counts as {fastest.problem.device.name}"
+    if topology.impairments:
+        yield (
+            f"{format_count(len(topology.impairments))} weak or broken parts are taken as stated; "
+            "a level has the figures of its worst unit in use"
+        )
 
 
 def _interval(calibration: Calibration | None) -> tuple[float, str]:
@@ -195,7 +218,8 @@ def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:
     return document_hash(
         {
             "topology": resolved.topology.model_dump(mode="json"),
-            "nodes": resolved.num_nodes,
+            "nodes": len(resolved.nodes),
+            "allocation": [*map(resolved.host, resolved.nodes)] if resolved.hosts else None,
             "model": resolved.model.model_dump(mode="json"),
             "training": request.training.model_dump(mode="json"),
             "constraints": request.constraints.model_dump(mode="json"),
@@ -229,50 +253,3 @@ def _provenance(
             *(f"level {level.name}: {level.source}" for level in problem.fabric.levels),
         ),
     )
-
-
-def _device(topology: TopologyDocument) -> Device:
-    """Return the bundled device, or the one whose figures the document gives."""
-    if isinstance(topology.device, str):
-        return device(topology.device)
-    figures = topology.device
-    return custom_device(
-        name=figures.name,
-        memory_bytes=figures.memory_bytes,
-        memory_bytes_per_s=figures.memory_bytes_per_s,
-        peak_flop_per_s=figures.peak_flop_per_s,
-        source=figures.source,
-        kernels_like="cpu-core" if topology.node.cores else "h100-sxm-80gb",
-    )
-
-
-def _check_length(model: ModelSpec, seq_len: int) -> None:
-    if model.learned_positions and seq_len > model.learned_positions:
-        raise InvalidInputError(
-            f"training.seq_len={seq_len}: {model.name} has {model.learned_positions} learned "
-            "positions; use at most that many, or a spec with more learned_positions",
-            where="training.seq_len",
-        )
-
-
-def _check_training(model: ModelSpec, request: PlanRequest) -> None:
-    """Refuse what no layout makes run: on this framework, or with this model."""
-    if refused := refused_training(request.framework, request.training):
-        where, why = refused
-        raise InvalidInputError(f"{where}={why}", where=where)
-    capacity = request.training.expert_capacity
-    if capacity is not None and model.experts is None:
-        raise InvalidInputError(
-            f"training.expert_capacity of factor {capacity.factor:g}: {model.name} is dense; "
-            "need a model with experts, or leave it out",
-            where="training.expert_capacity",
-        )
-
-
-def _check_precision(hardware: Device, request: PlanRequest) -> None:
-    if request.training.precision not in hardware.peak_flop_per_s:
-        raise InvalidInputError(
-            f"training.precision={request.training.precision!r}: {hardware.name} computes in "
-            f"{', '.join(hardware.peak_flop_per_s)}",
-            where="training.precision",
-        )

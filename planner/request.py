@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from planner.model.spec import ModelSpec
 from planner.plan import (
@@ -15,7 +15,7 @@ from planner.plan import (
     ScheduleName,
     TrainingSpec,
 )
-from planner.topology.document import TopologyDocument
+from planner.topology.document import HostName, TopologyDocument
 
 __all__ = ["Constraints", "HuggingFaceModel", "PlanRequest"]
 
@@ -81,6 +81,12 @@ class PlanRequest(Document):
     nodes: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="null = the topology's own default"
     )
+    allocation: tuple[HostName, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100_000,
+        description="names of the nodes that the scheduler gave, in place of nodes",
+    )
     model: Model = Field(
         description="bundled name, spec, or the config.json of a Hugging Face repository as it is"
     )
@@ -94,3 +100,11 @@ class PlanRequest(Document):
         default="latest",
         description="'latest' for this topology if there is one, 'none', or a calibration id",
     )
+
+    @model_validator(mode="after")
+    def _says_how_many_once(self) -> "PlanRequest":
+        if self.allocation is not None and self.nodes not in (None, len(self.allocation)):
+            raise ValueError(
+                f"nodes={self.nodes} but allocation names {len(self.allocation)}; leave nodes out"
+            )
+        return self

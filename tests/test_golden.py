@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from planner.planning import make_plan, resolve
+from planner.planning import make_plan
+from planner.resolving import resolve
 from planner.request import PlanRequest
 
 GOLDEN: Final = Path(__file__).parent / "golden"

@@ -32,6 +32,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "simulate",
         "search",
         "calibrate validate",
+        "resolving",
         "planning summary",
         "tables",
         "cli",

@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.schemas import LevelView, TopologySummary, TopologyView
-from planner.planning import topology_fingerprint
+from planner.resolving import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument

@@ -51,6 +51,8 @@ __all__ = [
     "choose",
     "collective_terms",
     "legal_algorithms",
+    "members_below",
+    "rate_of",
     "thresholds",
 ]
 
@@ -136,16 +138,21 @@ def achieved_bytes_per_s(level: Level) -> float:
     return level.bytes_per_s * (1.0 if level.measured else ACHIEVED_FRACTION[level.kind].value)
 
 
-def _rate(level: Level, group: Group, inside: Column, *, direct: bool) -> Column | float:
+def rate_of(
+    level: Level, group: Group, inside: Column, *, direct: bool, nominal: bool = False
+) -> Column | float:
     """Return bytes/s that each member reaches on a level, shape [rows] or one for all rows.
 
     Args:
-        level: With its achieved bandwidth.
+        level: Which level.
         group: Whose stride says which members of a mesh are joined.
         inside: Members inside one unit of the level, shape [rows].
         direct: Whether each sends for itself (all-to-all, sends) rather than along rings or trees.
+        nominal: The links' own rate rather than what large transfers reach.
     """
-    rate = achieved_bytes_per_s(level) * (level.direct_share if direct else 1.0)
+    rate = level.bytes_per_s if nominal else achieved_bytes_per_s(level)
+    if direct:
+        rate *= level.direct_share
     if level.mesh is None:
         return rate
     shares = np.asarray(level.mesh.direct if direct else level.mesh.ring)
@@ -242,7 +249,7 @@ def _num_calls(op: Collective, algorithm: Algorithm) -> int:
     return 3 if op == "all_reduce" else 2
 
 
-def _below(group: Group) -> list[Column]:
+def members_below(group: Group) -> list[Column]:
     """Return members inside one unit of the level below, per level: ``m[i-1]``."""
     return [np.ones_like(group.degree), *group.members[:-1]]
 
@@ -253,9 +260,9 @@ def _slowest(
     """Return the largest over the levels in use of bytes out of a unit over what it can send."""
     worst = np.zeros(len(group.degree))
     for level, below, inside, num_bytes in zip(
-        fabric.levels, _below(group), group.members, bytes_out, strict=True
+        fabric.levels, members_below(group), group.members, bytes_out, strict=True
     ):
-        seconds = num_bytes / (below * _rate(level, group, inside, direct=direct))
+        seconds = num_bytes / (below * rate_of(level, group, inside, direct=direct))
         worst = np.maximum(worst, np.where(inside > below, seconds, 0.0))
     return worst
 
@@ -266,7 +273,9 @@ def _ring(
     n, passes = group.degree, _PASSES[op]
     hops = sum(
         (n / below - n / inside) * level.alpha_s
-        for level, below, inside in zip(fabric.levels, _below(group), group.members, strict=True)
+        for level, below, inside in zip(
+            fabric.levels, members_below(group), group.members, strict=True
+        )
     )
     over_each_link = size_bytes * (n - 1) / n
     transfer = _slowest(fabric, group, [over_each_link] * len(fabric.levels))
@@ -317,7 +326,7 @@ def _exchange(fabric: Fabric, group: Group, size_bytes: Column) -> Column:
     return _slowest(
         fabric,
         group,
-        [size_bytes * (n - below) / n * below for below in _below(group)],
+        [size_bytes * (n - below) / n * below for below in members_below(group)],
         direct=True,
     )
 
@@ -334,7 +343,9 @@ def _pairwise(
 ) -> tuple[Column, Column]:
     latency = sum(
         (inside - below) * level.alpha_s
-        for level, below, inside in zip(fabric.levels, _below(group), group.members, strict=True)
+        for level, below, inside in zip(
+            fabric.levels, members_below(group), group.members, strict=True
+        )
     )
     return np.asarray(latency), _exchange(fabric, group, size_bytes)
 
@@ -344,16 +355,20 @@ def _point_to_point(
 ) -> tuple[Column, Column]:
     """A send between neighbours; the pair that sits farthest apart decides."""
     slowest = np.zeros(len(group.degree))
-    for level, below, inside in zip(fabric.levels, _below(group), group.members, strict=True):
+    for level, below, inside in zip(
+        fabric.levels, members_below(group), group.members, strict=True
+    ):
         pair = np.minimum(inside, 2)
-        seconds = size_bytes / _rate(level, group, pair, direct=True)
+        seconds = size_bytes / rate_of(level, group, pair, direct=True)
         slowest = np.where(inside > below, np.maximum(slowest, seconds), slowest)
     return _highest_alpha(fabric, group), slowest
 
 
 def _highest_alpha(fabric: Fabric, group: Group) -> Column:
     alpha = np.zeros(len(group.degree))
-    for level, below, inside in zip(fabric.levels, _below(group), group.members, strict=True):
+    for level, below, inside in zip(
+        fabric.levels, members_below(group), group.members, strict=True
+    ):
         alpha = np.where(inside > below, np.maximum(alpha, level.alpha_s), alpha)
     return alpha
 

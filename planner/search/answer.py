@@ -10,6 +10,7 @@ from planner.cost.collectives import thresholds
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
+from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
@@ -21,7 +22,9 @@ from planner.plan import (
     BatchSplit,
     Breakdown,
     CollectiveChoice,
+    Crossing,
     Interval,
+    Layout,
     MemoryParts,
     ModelSummary,
     Pipeline,
@@ -62,10 +65,7 @@ def answer(
     return {
         "model": _model(problem.model),
         "layout": layout,
-        "ranks": RankRule(
-            ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size),
-            ranks_per_unit=min(problem.fabric.levels[0].unit_size, layout.world_size),
-        ),
+        "ranks": _ranks(problem, layout),
         "batch": BatchSplit(
             micro_batch_size=int(best.micro_batch_size[0]),
             num_micro_batches=int(best.num_micro_batches[0]),
@@ -80,6 +80,7 @@ def answer(
             _timed_op(best, op) for op in ops if op.repeats[0] > 0 and op.exposed_s[0] > 0
         ),
         "probes": tuple(_probes(problem, best)),
+        "crossings": tuple(_crossings(problem, best, ops)),
         "runners_up": _runners_up(ranking, top_k),
         "rejected": tuple(
             RejectedReason(reason=reason, count=count)
@@ -87,6 +88,37 @@ def answer(
         ),
         "num_candidates": ranking.num_candidates,
     }
+
+
+def _ranks(problem: Problem, layout: Layout) -> RankRule:
+    innermost = problem.fabric.levels[0]
+    units = None
+    if innermost.unit_sizes is not None:
+        ends = np.cumsum(innermost.unit_sizes).tolist()
+        units = tuple(tuple(range(a, b)) for a, b in zip([0, *ends[:-1]], ends, strict=True))
+    return RankRule(
+        ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size),
+        ranks_per_unit=min(innermost.unit_size, layout.world_size),
+        units=units,
+    )
+
+
+def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterator[Crossing]:
+    """Yield what each axis sends over each level, most first."""
+    found: dict[tuple[Axis, str], float] = {}
+    for exposed in ops:
+        op, choice = exposed.timed.op, exposed.timed.choice
+        if not isinstance(op, Communication) or choice is None or exposed.repeats[0] == 0:
+            continue
+        group = axis_group(problem.fabric, best, op.axis)
+        algorithm = choice.algorithms[int(choice.index[0])]
+        sent = bytes_per_level(op.op, algorithm, problem.fabric, group, op.size_bytes)
+        for level, size in zip(problem.fabric.levels, sent, strict=True):
+            key = op.axis, level.name
+            found[key] = found.get(key, 0.0) + float((size * exposed.repeats)[0])
+    for (axis, name), total in sorted(found.items(), key=lambda item: -item[1]):
+        if total > 0:
+            yield Crossing(axis=axis, level=name, bytes_per_step=total)
 
 
 def _model(model: ModelSpec) -> ModelSummary:
@@ -150,6 +182,7 @@ def _collectives(
         assert isinstance(op, Communication), "only these were collected"
         assert choice is not None, "every collective was chosen"
         group = axis_group(problem.fabric, best, op.axis)
+        bound = lower_bound_s(op.op, problem.fabric, group, op.size_bytes)
         first, second = int(choice.index[0]), int(choice.runner_up[0])
         has_next = first != second and np.isfinite(choice.runner_up_s[0])
         yield CollectiveChoice(
@@ -162,6 +195,7 @@ def _collectives(
             runner_up=choice.algorithms[second] if has_next else None,
             runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
             thresholds=thresholds(op.op, problem.fabric, group, choice.algorithms),
+            bound_s=None if bound is None else float(bound[0]),
         )
 
 

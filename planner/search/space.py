@@ -197,7 +197,10 @@ def _sharding(
     if dp > 1:
         found += [(dp, 1, zero) for zero in (1, 2, 3)]
         if problem.model.experts is None:
-            sizes = {level.unit_size // (tp * cp) for level in problem.fabric.levels}
+            units = {
+                size for lv in problem.fabric.levels for size in lv.unit_sizes or (lv.unit_size,)
+            }
+            sizes = {size // (tp * cp) for size in units}
             sizes |= {constraints.dp_shard or 1, dp // (constraints.dp_replicate or dp)}
             found += [
                 (shard, dp // shard, zero)

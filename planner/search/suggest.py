@@ -88,6 +88,8 @@ def _fits(
 def _fields(request: PlanRequest, change: dict[str, object]) -> dict[str, object]:
     """Return the change as values of the request's own types."""
     typed = dict(change)
+    if "nodes" in change:
+        typed["allocation"] = None
     if "constraints" in change:
         typed["constraints"] = Constraints.model_validate(change["constraints"])
     if "training" in change:

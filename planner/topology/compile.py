@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from planner.topology.reach import Inside, NodeReach, node_reach
 from planner.topology.trunks import trunk_shares
 from planner.topology.units import unit_of
 
-__all__ = ["compile_fabric", "live_nodes"]
+__all__ = ["compile_fabric", "first_nodes", "live_nodes"]
 
 # Type of a node (the first of its island, -1 for the common one) and its impairments.
 Condition: TypeAlias = tuple[int, tuple[str, ...]]
@@ -81,26 +81,35 @@ def live_nodes(document: TopologyDocument) -> list[int]:
     return [node for node in range(document.max_nodes) if node not in down]
 
 
-def _used_nodes(
-    document: TopologyDocument, nodes: int | Sequence[int] | None, found: dict[int, NodeTrouble]
-) -> list[int]:
-    if isinstance(nodes, (list, tuple, range)):
-        down = [n for n in nodes if found.get(n, NodeTrouble()).compute_share == 0]
-        if down:
-            raise InvalidInputError(
-                f"topology {document.name!r}: {document.host(down[0])} is down; leave it out",
-                where="nodes",
-            )
-        return list(nodes)
-    wanted = document.checked_num_nodes(nodes)
-    live = live_nodes(document) if found else range(document.max_nodes)
+def first_nodes(document: TopologyDocument, num_nodes: int | None = None) -> tuple[int, ...]:
+    """Return the first ``num_nodes`` nodes that are not down; None means the default.
+
+    Raises:
+        InvalidInputError: ``num_nodes`` is out of range, or so many are not up.
+    """
+    wanted = document.checked_num_nodes(num_nodes)
+    live = live_nodes(document) if document.impairments else range(document.max_nodes)
     if wanted > len(live):
         raise InvalidInputError(
             f"topology {document.name!r}: nodes={wanted} but {document.max_nodes - len(live)} of "
             f"its {document.max_nodes} are down; ask for {len(live)} at most",
             where="nodes",
         )
-    return list(live[:wanted])
+    return tuple(live[:wanted])
+
+
+def _used_nodes(
+    document: TopologyDocument, nodes: int | Sequence[int] | None, found: dict[int, NodeTrouble]
+) -> tuple[int, ...]:
+    if not isinstance(nodes, (list, tuple, range)):
+        return first_nodes(document, cast("int | None", nodes))
+    down = [node for node in nodes if found.get(node, NodeTrouble()).compute_share == 0]
+    if down:
+        raise InvalidInputError(
+            f"topology {document.name!r}: {document.host(down[0])} is down; leave it out",
+            where="nodes",
+        )
+    return tuple(nodes)
 
 
 # --------------------------------------------------------------------------------- inside nodes

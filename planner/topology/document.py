@@ -25,6 +25,7 @@ __all__ = [
     "Component",
     "ComponentKind",
     "DeviceFigures",
+    "HostName",
     "Identifier",
     "Impairment",
     "Island",

@@ -122,7 +122,7 @@ def _carries(
 def _carries_staged(graph: nx.Graph[str], start: str, end: str, kind: str) -> bool:
     """Whether a message in host memory may take this step: between CPUs, and down to a NIC."""
     start_kind, end_kind = graph.nodes[start]["kind"], graph.nodes[end]["kind"]
-    if kind not in ("pcie", "smp"):
+    if kind not in ("pcie", "c2c", "smp"):
         return False
     if start_kind == "cpu":
         return True

@@ -11,8 +11,9 @@ from sqlalchemy.engine import URL
 from api.store import Store, StoredPlan
 from planner.errors import InvalidInputError
 from planner.plan import Plan, canonical_json
-from planner.planning import make_plan, resolve
+from planner.planning import make_plan
 from planner.request import PlanRequest
+from planner.resolving import resolve
 from tests.api.conftest import plan_request
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from planner.plan import CalibrationRun, ExpertCapacity, Plan
-from planner.planning import make_plan, resolve
+from planner.planning import make_plan
+from planner.resolving import resolve
 from planner.request import Constraints, PlanRequest
 from tests.dist.cases import MODELS, Case
 from tests.dist.test_layouts import Trained, train_all

@@ -24,8 +24,9 @@ from planner.plan import (
     RankTimings,
     document_hash,
 )
-from planner.planning import build_problem, make_plan, resolve
+from planner.planning import make_plan
 from planner.request import PlanRequest
+from planner.resolving import build_problem, resolve
 from tests.unit.problems import NVLINK, RAIL, fabric, problem, row
 
 TRUE_ALPHA_S, TRUE_BYTES_PER_S = 120e-6, 0.7e9

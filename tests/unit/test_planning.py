@@ -7,8 +7,9 @@ import pytest
 
 from planner.errors import InfeasiblePlanError, InvalidInputError, UnknownNameError
 from planner.plan import Plan, canonical_json
-from planner.planning import build_problem, make_plan, resolve
+from planner.planning import make_plan
 from planner.request import PlanRequest
+from planner.resolving import build_problem, resolve
 
 BATCH = {"global_batch_size": 64, "seq_len": 8192}
 

@@ -12,8 +12,8 @@ from planner.layout.candidates import Candidates
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import split_table
-from planner.planning import build_problem, resolve
 from planner.request import PlanRequest
+from planner.resolving import build_problem, resolve
 from tests.unit.problems import fabric, problem, row
 
 HIDDEN_BYTES = 8192 * 4096 * 2  # of one micro-batch of Llama-3-8B or Mixtral

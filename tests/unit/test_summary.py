@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from planner.plan import ExpertCapacity, Plan
-from planner.planning import make_plan, resolve
+from planner.planning import make_plan
 from planner.request import PlanRequest
+from planner.resolving import resolve
 from planner.summary import (
     basis,
     headline,
