@@ -17,9 +17,10 @@ from planner.topology.importers.dump import TopologyTextError, checked_text
 
 __all__ = ["Element", "check_root", "read_xml", "real_number", "whole_number"]
 
-# lstopo of a two-socket node has about 1,500 elements, an NCCL dump of 18 MNNVL hosts about 4,000.
-MAX_ELEMENTS: Final = 60_000
+# lstopo of a two-socket node has 1,500 to 6,000 elements, a dump of 18 MNNVL hosts about 4,000.
+MAX_ELEMENTS: Final = 20_000
 MAX_DEPTH: Final = 100
+MAX_ATTRIBUTES: Final = 64
 MAX_ATTRIBUTE_CHARS: Final = 4_096
 # One tag or one text; a tag of 10 MB with 800,000 attributes takes the parser over a second.
 MAX_RUN_CHARS: Final = 1_000_000
@@ -71,6 +72,7 @@ class _Builder:
         self.parser: DefusedXMLParser | None = None
         self.top = Element("", {}, 0)
         self.open = [self.top]
+        self.texts: list[list[str]] = [[]]
         self.num_elements = 0
 
     def line(self) -> int:
@@ -85,6 +87,8 @@ class _Builder:
             raise _TooMuchError(f"has more than {MAX_ELEMENTS:,} elements")
         if len(self.open) > MAX_DEPTH:
             raise _TooMuchError(f"nests elements deeper than {MAX_DEPTH}")
+        if len(attributes) > MAX_ATTRIBUTES:
+            raise _TooMuchError(f"has an element of more than {MAX_ATTRIBUTES} attributes")
         for name, value in attributes.items():
             if len(value) > MAX_ATTRIBUTE_CHARS:
                 raise _TooMuchError(
@@ -93,15 +97,16 @@ class _Builder:
         element = Element(tag, attributes, self.line())
         self.open[-1].children.append(element)
         self.open.append(element)
+        self.texts.append([])
 
     def end(self, tag: str) -> None:
         """Close the innermost element."""
-        self.open.pop()
+        self.open.pop().text = "".join(self.texts.pop())
 
     def data(self, text: str) -> None:
         """Keep text that is not only space."""
         if not text.isspace():
-            self.open[-1].text += text
+            self.texts[-1].append(text)
 
     def close(self) -> Element:
         """Return the root."""
@@ -141,7 +146,7 @@ def read_xml(text: str, *, source: str) -> Element:
     except ParseError as exc:
         line = exc.position[0] + num_skipped
         raise TopologyTextError(
-            f"is no well-formed XML ({exc.msg.split(':')[0]}); give the file as it was written",
+            f"is no well-formed XML ({str(exc).split(':')[0]}); give the file as it was written",
             source=source,
             line=line,
         ) from exc
