@@ -28,10 +28,18 @@ from planner.plan import Calibration, CalibrationRun, Plan
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
-from planner.tables import show_fabric, show_model, show_models, show_plan, show_topologies
+from planner.tables import (
+    show_degraded,
+    show_fabric,
+    show_model,
+    show_models,
+    show_plan,
+    show_topologies,
+)
 from planner.topology.bundled import load_topology, topology_names
-from planner.topology.compile import compile_fabric
+from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
+from planner.topology.impair import degraded, parse_impairment
 
 __all__ = ["app", "main"]
 
@@ -145,6 +153,10 @@ def plan(
     calibration: Annotated[
         str, typer.Option(help="File that 'commplan calibrate' wrote, or none.")
     ] = "none",
+    nodelist: Annotated[
+        str | None,
+        typer.Option(help='Nodes to plan for, as Slurm lists them: "$SLURM_JOB_NODELIST".'),
+    ] = None,
     request: RequestFile = None,
     as_json: JsonFlag = False,
     output: Output = None,
@@ -155,6 +167,7 @@ def plan(
         topology=topology,
         nodes=nodes,
         model=model,
+        allocation=None if nodelist is None else _hosts(nodelist),
         framework=framework,
         top_k=top_k,
         training={
@@ -198,6 +211,12 @@ def _request_fields(request: str | None, **given: Any) -> dict[str, Any]:
         if isinstance(fields.get(name), str):
             fields[name] = read(fields[name])
     return fields
+
+
+def _hosts(nodelist: str) -> list[str]:
+    from planner.topology.importers.hostlist import expand  # only those who have a list need it
+
+    return expand(nodelist, source="--nodelist")
 
 
 def _topology_field(name: str) -> Any:
@@ -265,6 +284,43 @@ def show_topology(
         _print(document.model_dump_json(indent=2))
     else:
         show_fabric(_console(), document, fabric)
+
+
+@topology_app.command("degrade")
+def degrade_topology(
+    name: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
+    *,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A:B=FACTOR: what is left of a link, as n7/nic0:rail0/rail0=0.5; or down."
+        ),
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FACTOR: a host or GPU that computes slower, a NIC or switch that carries "
+            "less, as n7=0.8; or down."
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Write the topology with weak or broken parts; plan on it as on any other.
+
+    Shows the levels of all its nodes that are up, before and after, on stderr.
+    """
+    before = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
+    wrong = [
+        *(parse_impairment(text, is_link=True) for text in link or ()),
+        *(parse_impairment(text, is_link=False) for text in node or ()),
+    ]
+    after = degraded(before, wrong)
+    told = Console(stderr=True, width=_PIPE_WIDTH, highlight=False)
+    show_degraded(told, *(compile_fabric(d, live_nodes(d)) for d in (before, after)))
+    if output is None:
+        _print(after.model_dump_json(indent=2))
+    else:
+        _write(output, after.model_dump_json(indent=2))
 
 
 @model_app.command("list")

@@ -1,26 +1,32 @@
 """A plan in words and shares, the same on the command line and on the page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from planner.model.bundled import model_names
-from planner.plan import Plan, StageMemory
+from planner.plan import CollectiveChoice, Plan, StageMemory, Waiting
 from planner.search.explain import PART_LABELS
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
     "Part",
     "basis",
+    "closeness",
     "headline",
     "launch_command",
     "launch_notes",
     "layout_rows",
     "memory_parts",
     "peak_stage",
+    "some_of",
     "time_parts",
+    "waiting",
 ]
+
+
+_SHOWN_HOSTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,28 @@ def basis(plan: Plan) -> str:
     """Return in one sentence what the figures rest on."""
     calibration = plan.provenance.calibration.rstrip(".")
     return f"Basis: {calibration}; interval: {plan.prediction.interval.basis.rstrip('.')}."
+
+
+def closeness(choice: CollectiveChoice) -> str:
+    """Return how close a collective comes to its bound, as ``94 %``; empty without a bound."""
+    if not choice.bound_s or not choice.predicted_s:
+        return ""
+    return f"{100 * choice.bound_s / choice.predicted_s:.0f} %"
+
+
+def some_of(hosts: Sequence[str]) -> str:
+    """Return a few names and how many more: ``n3, n4 and 14 more``."""
+    shown = ", ".join(hosts[:_SHOWN_HOSTS])
+    more = len(hosts) - _SHOWN_HOSTS
+    return f"{shown} and {more:,} more" if more > 0 else shown
+
+
+def waiting(wait: Waiting) -> str:
+    """Return what nodes under fewer switches would gain, in one sentence."""
+    return (
+        f"As many nodes under fewer switches, as {some_of(wait.hosts)}, would take "
+        f"{format_seconds(wait.step_time_s)} a step: {100 * wait.gain:.1f} % less."
+    )
 
 
 def peak_stage(plan: Plan) -> StageMemory:
@@ -323,6 +351,11 @@ def _placement_notes(plan: Plan) -> Iterator[str]:
     """Yield what the operator must arrange before torchrun: nodes, their order, unused GPUs."""
     if plan.layout.world_size > plan.ranks.ranks_per_node:
         yield "start the line on every node; $HEAD_NODE is the name of one of them, the same on all"
+    if plan.ranks.hosts is not None and len(plan.ranks.hosts) > 1:
+        yield (
+            f"node ranks 0, 1, ... are {some_of(plan.ranks.hosts)} (ranks.hosts of the plan): pass "
+            "--node-rank, or list them so in SLURM_HOSTFILE with srun --distribution=arbitrary"
+        )
     order = plan.ranks.node_permutation
     if order is not None and list(order) != sorted(order):
         nodes = ", ".join(map(str, order))

@@ -15,19 +15,29 @@ from planner.plan import Plan, StageMemory
 from planner.summary import (
     Part,
     basis,
+    closeness,
     headline,
     launch_command,
     launch_notes,
     layout_rows,
     memory_parts,
     peak_stage,
+    some_of,
     time_parts,
+    waiting,
 )
 from planner.topology.document import TopologyDocument
 from planner.topology.fabric import Fabric
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
-__all__ = ["show_fabric", "show_model", "show_models", "show_plan", "show_topologies"]
+__all__ = [
+    "show_degraded",
+    "show_fabric",
+    "show_model",
+    "show_models",
+    "show_plan",
+    "show_topologies",
+]
 
 _BAR_WIDTH: Final = 36
 # Below this width the reasons of the runners-up stand under their table.
@@ -53,6 +63,8 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
     _show(out, "one step", _time_table(plan))
     _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
     _show(out, "collectives", _collectives_table(plan))
+    _show_crossings(out, plan)
+    _show_placements(out, plan)
     _show_runners_up(out, plan)
     rejected = _table("layouts>", "reason")
     for item in plan.rejected:
@@ -97,6 +109,26 @@ def show_fabric(out: Console, document: TopologyDocument, fabric: Fabric) -> Non
     out.print(title, style="bold", markup=False)
     out.print(table)
     _show_assumptions(out, document.assumptions)
+
+
+def show_degraded(out: Console, before: Fabric, after: Fabric) -> None:
+    """Print what weak and broken parts leave of each level."""
+    table = _table("level", "GPUs of a unit>", "per GPU before>", "after>", "left>")
+    old = {level.name: level for level in before.levels}
+    for level in after.levels:
+        was = old.get(level.name)
+        table.add_row(
+            escape(level.name),
+            f"{level.unit_size:,}",
+            "-" if was is None else format_rate(was.bytes_per_s, "B/s"),
+            format_rate(level.bytes_per_s, "B/s"),
+            "-" if was is None else f"{100 * level.bytes_per_s / was.bytes_per_s:.1f} %",
+        )
+    title = f"{after.topology}: {before.num_gpus:,} GPUs, {after.num_gpus:,} of them up"
+    if after.slowest_share < 1:
+        title += f", the slowest at {100 * after.slowest_share:g} % of its speed"
+    out.print(title, style="bold", markup=False)
+    out.print(table)
 
 
 def show_models(out: Console, specs: Mapping[str, ModelSpec]) -> None:
@@ -149,7 +181,9 @@ def _bar(part: Part) -> str:
 
 
 def _collectives_table(plan: Plan) -> Table:
-    table = _table("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "runner-up")
+    table = _table(
+        *("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "of bound>"), "runner-up"
+    )
     for choice in plan.collectives:
         runner_up = str(choice.runner_up or "none")
         if choice.runner_up_s is not None:
@@ -161,9 +195,40 @@ def _collectives_table(plan: Plan) -> Table:
             format_bytes(choice.size_bytes),
             choice.algorithm,
             format_seconds(choice.predicted_s),
+            closeness(choice),
             runner_up,
         )
     return table
+
+
+def _show_crossings(out: Console, plan: Plan) -> None:
+    """Print which axis crosses which level: one row an axis, one column a level."""
+    levels = list(dict.fromkeys(crossing.level for crossing in reversed(plan.crossings)))
+    sent = {(c.axis, c.level): c.bytes_per_step for c in plan.crossings}
+    table = _table("axis|", *(f"{escape(level)}>" for level in levels))
+    for axis in dict.fromkeys(crossing.axis for crossing in plan.crossings):
+        sizes = [sent.get((axis, level)) for level in levels]
+        table.add_row(axis, *("" if size is None else format_bytes(size) for size in sizes))
+    if levels:
+        _show(out, "sent by a rank in a step, over each level", table)
+
+
+def _show_placements(out: Console, plan: Plan) -> None:
+    """Print what could be done about weak nodes, and what waiting would gain."""
+    table = _table("nodes|", "count>", "left out|", "in their place|", "step>", "")
+    for option in plan.placements:
+        table.add_row(
+            option.choice,
+            f"{option.num_nodes:,}",
+            escape(some_of(option.left_out)),
+            escape(some_of(option.added)),
+            "does not fit" if option.step_time_s is None else format_seconds(option.step_time_s),
+            "chosen" if option.is_chosen else "",
+        )
+    if plan.placements:
+        _show(out, "weak or unlike nodes: keep them, drop them, or move", table)
+    if plan.waiting is not None:
+        out.print(f"\n{waiting(plan.waiting)}", markup=False)
 
 
 def _show_runners_up(out: Console, plan: Plan) -> None:

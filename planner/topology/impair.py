@@ -2,15 +2,16 @@
 
 from __future__ import annotations  # nx.Graph[str] is for the type checker only
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 
 from planner.errors import InvalidInputError
-from planner.topology.document import Impairment, TopologyDocument
-from planner.topology.units import switches, unit_of
+from planner.topology.document import Impairment, TopologyDocument, parse_topology
+from planner.topology.units import first_switch, switches, unit_of
 
-__all__ = ["NodeTrouble", "impair", "parse_impairment", "trouble"]
+__all__ = ["NodeTrouble", "degraded", "impair", "parse_impairment", "trouble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,31 @@ def parse_impairment(text: str, *, is_link: bool) -> Impairment:
     return Impairment(part=ends[0], factor=factor)
 
 
+def degraded(document: TopologyDocument, more: Sequence[Impairment]) -> TopologyDocument:
+    """Return the topology with more weak or broken parts; of the same part the last counts.
+
+    Raises:
+        InvalidInputError: Nothing was named, or it names nothing of this topology.
+    """
+    if not more:
+        raise InvalidInputError(
+            f"topology {document.name!r}: name what is weak or broken, as --link "
+            "n7/nic0:rail0/rail0=0.5 or --node n7=down",
+            where="impairments",
+        )
+    newest = {frozenset(i.link or (i.part,)): i for i in (*document.impairments, *more)}
+    impairments = [impairment.model_dump() for impairment in newest.values()]
+    after = parse_topology({**document.model_dump(mode="json"), "impairments": impairments})
+    trouble(after)
+    return after
+
+
 def trouble(document: TopologyDocument) -> tuple[dict[int, NodeTrouble], tuple[Impairment, ...]]:
-    """Return what is wrong with nodes, by their number, and with links between switches."""
+    """Return what is wrong with nodes, by their number, and with links between switches.
+
+    Raises:
+        InvalidInputError: An impairment of a node names no part of it.
+    """
     if not document.impairments:
         return {}, ()
     numbers = {document.host(node): node for node in range(document.max_nodes)}
@@ -153,6 +177,7 @@ def _more(
         is_of_workers = not part or part in document.node_type(node).workers()
         if of_host == host and is_of_workers:
             return NodeTrouble(before.links, min(before.compute_share, impairment.factor))
+    _check_ends(document, node, impairment)
     own = impairment.model_copy(
         update={
             "link": impairment.link
@@ -161,6 +186,35 @@ def _more(
         }
     )
     return NodeTrouble((*before.links, own), before.compute_share)
+
+
+def _check_ends(document: TopologyDocument, node: int, impairment: Impairment) -> None:
+    """An end is a part of the node, or a switch that it is on.
+
+    Raises:
+        InvalidInputError: One is neither.
+    """
+    kind, host = document.node_type(node), document.host(node)
+    own = [name for component in kind.components for name in component.names()]
+    allowed = {f"{host}/{name}" for name in own}
+    if document.network is not None:
+        nics = range(kind.count("nic"))
+        allowed |= {first_switch(document.network, node, rail) for rail in nics}
+    if (domain := document.nvlink_domain) is not None:
+        number = int(unit_of(domain, [node])[0])
+        allowed |= {f"domain{number}/nvswitch{i}" for i in range(domain.num_switches)}
+    for end in impairment.link or (str(impairment.part),):
+        if end not in allowed:
+            switches_above = sorted(allowed - {f"{host}/{name}" for name in own})
+            raise InvalidInputError(
+                f"topology {document.name!r}: {host} has no {end!r} and is on none; its parts are "
+                f"{_few(own)}, its switches {_few(switches_above) or 'none'}",
+                where="impairments",
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
 def _unknown(impairment: Impairment, graph: nx.Graph[str]) -> InvalidInputError:

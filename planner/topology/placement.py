@@ -152,12 +152,13 @@ def _weak_nodes(document: TopologyDocument) -> set[int]:
     weak = set(found)
     network, known = document.network, switches(document) if trunks else {}
     for impairment in trunks:
-        for end in impairment.link or (impairment.part,):
-            switch = known.get(str(end))
-            if network is None or switch is None or not switch.parent:
+        for end in impairment.link or (str(impairment.part),):
+            switch = known.get(end)
+            if network is None or switch is None:
                 continue
-            units = unit_of(network.tiers[switch.tier], range(document.max_nodes))
-            weak |= set(np.flatnonzero(units == switch.unit).tolist())
+            if impairment.link is None or switch.parent in impairment.link:
+                units = unit_of(network.tiers[switch.tier], range(document.max_nodes))
+                weak |= set(np.flatnonzero(units == switch.unit).tolist())
     return weak
 
 

@@ -74,7 +74,11 @@ def _unknown(
     document: TopologyDocument, impairment: Impairment, known: dict[str, Switch]
 ) -> InvalidInputError:
     ends = impairment.link or (str(impairment.part),)
-    hints = [f"{end} is below {known[end].parent}" for end in ends if end in known]
+    hints = [
+        f"{end} is below {known[end].parent}" if known[end].parent else f"{end} is at the top"
+        for end in ends
+        if end in known
+    ]
     parts = next(iter(document.node.components)).names()
     hints = hints or [
         f"nodes are called {document.host(0)} to {document.host(document.max_nodes - 1)}, their "
