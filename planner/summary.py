@@ -27,6 +27,7 @@ __all__ = [
 
 
 _SHOWN_HOSTS: Final = 3
+_WORTH_WAITING: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ def some_of(hosts: Sequence[str]) -> str:
 
 def waiting(wait: Waiting) -> str:
     """Return what nodes under fewer switches would gain, in one sentence."""
+    if wait.gain < _WORTH_WAITING:
+        return (
+            "As many nodes under fewer switches would save less than "
+            f"{100 * _WORTH_WAITING:g} % of a step: nothing to wait for."
+        )
     return (
         f"As many nodes under fewer switches, as {some_of(wait.hosts)}, would take "
         f"{format_seconds(wait.step_time_s)} a step: {100 * wait.gain:.1f} % less."
@@ -148,11 +154,12 @@ def launch_command(plan: Plan, plan_source: str) -> str:
     """
     per_node = min(plan.ranks.ranks_per_node, plan.layout.world_size)
     nodes = -(-plan.layout.world_size // per_node)
-    where = (
-        "--standalone"
-        if nodes == 1
-        else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
-    )
+    if nodes == 1:
+        where = "--standalone"
+    elif plan.ranks.hosts is None:
+        where = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
+    else:  # c10d would number the nodes itself
+        where = f"--nnodes {nodes} --node-rank $NODE_RANK --master-addr {plan.ranks.hosts[0]}"
     if plan.framework == "executor":
         # the example finds the config of a bundled model by its name
         config = "" if plan.model.name in model_names() else " --config config.json"
@@ -349,13 +356,13 @@ def _megatron_omissions(plan: Plan) -> Iterator[str]:
 
 def _placement_notes(plan: Plan) -> Iterator[str]:
     """Yield what the operator must arrange before torchrun: nodes, their order, unused GPUs."""
-    if plan.layout.world_size > plan.ranks.ranks_per_node:
-        yield "start the line on every node; $HEAD_NODE is the name of one of them, the same on all"
     if plan.ranks.hosts is not None and len(plan.ranks.hosts) > 1:
         yield (
-            f"node ranks 0, 1, ... are {some_of(plan.ranks.hosts)} (ranks.hosts of the plan): pass "
-            "--node-rank, or list them so in SLURM_HOSTFILE with srun --distribution=arbitrary"
+            "start the line on every node; $NODE_RANK is its place, from 0, in "
+            f"{some_of(plan.ranks.hosts)} (ranks.hosts of the plan): neighbours share switches"
         )
+    elif plan.layout.world_size > plan.ranks.ranks_per_node:
+        yield "start the line on every node; $HEAD_NODE is the name of one of them, the same on all"
     order = plan.ranks.node_permutation
     if order is not None and list(order) != sorted(order):
         nodes = ", ".join(map(str, order))
