@@ -1,0 +1,108 @@
+"""What texts about machines never say and a document needs: latencies, and rates of some links.
+
+All assumed figures of imported topologies stand here, each with its source; the bundled
+topologies use the same.
+"""
+
+import re
+from typing import Final
+
+from planner.hardware.gpus import GpuModel
+
+__all__ = [
+    "BELOW_SPINE_LATENCY_S",
+    "CPU_LATENCY_S",
+    "ONE_STAGE_LATENCY_S",
+    "ONE_SWITCH_LATENCY_S",
+    "PCIE_LATENCY_S",
+    "PCIE_LATENCY_SOURCE",
+    "XGMI_LINKS_PER_PAIR",
+    "coherent_link",
+    "cpu_link",
+    "nic_latency",
+    "peer_latency",
+]
+
+PCIE_LATENCY_S: Final = 0.5e-6
+PCIE_LATENCY_SOURCE: Final = (
+    "Latency: half of the 1.0 us that NCCL 2.30 tuning.cc charges a PCI hop (LL)"
+)
+CPU_LATENCY_S: Final = 0.5e-6
+_CPU_LATENCY_SOURCE: Final = "Latency assumed to be that of a PCIe link"
+
+# One leaf switch and its cables; leaf and spine behind one name; two more switches and 100 m more
+# fibre at 5 ns/m. Assumed.
+ONE_SWITCH_LATENCY_S: Final = 0.2e-6
+ONE_STAGE_LATENCY_S: Final = 0.4e-6
+BELOW_SPINE_LATENCY_S: Final = 0.8e-6
+
+# Pairs of GPUs that xGMI joins by more than one link, where the text does not count them: AMD
+# Instinct MI300A documentation, two links between each two of four APUs.
+XGMI_LINKS_PER_PAIR: Final = {"MI300A": 2}
+
+_BLACKWELL: Final = re.compile(r"G?B\d")
+_HOPPER: Final = re.compile(r"G?H\d")
+
+# GPU to CPU, bytes/s in one direction.
+_COHERENT: Final = {
+    "GH200": (450e9, "NVIDIA GH200 data sheet: NVLink-C2C 900 GB/s both directions"),
+    "GB200": (
+        225e9,
+        "NVIDIA GB200 data sheet: NVLink-C2C 900 GB/s both directions per superchip; half of it "
+        "one way, assumed to be shared by its two GPUs",
+    ),
+    "GB300": (
+        225e9,
+        "NVIDIA GB300 data sheet: NVLink-C2C 900 GB/s both directions per superchip; half of it "
+        "one way, assumed to be shared by its two GPUs",
+    ),
+    "MI250X": (36e9, "Frontier user guide: Infinity Fabric CPU-GPU, 36 + 36 GB/s per die"),
+}
+
+
+def peer_latency(model: GpuModel) -> tuple[float, str]:
+    """Return the latency of one hop between two GPUs over their own links, and its source."""
+    if model.link_kind == "xgmi":
+        source = "0.8 us as RCCL's tuning table of MI300X charges an xGMI step of a ring (LL)"
+        return 0.8e-6, f"Latency: {source}"
+    fitted = "mean of all_reduce, all_gather and reduce_scatter fitted to nccl-tests times of"
+    if _BLACKWELL.match(model.name):
+        return 1.15e-6, f"Latency: 1.15 us per hop, {fitted} ai-dynamo/aiconfigurator (GB200)"
+    if _HOPPER.match(model.name):
+        return 0.8e-6, f"Latency: 0.8 us per hop, {fitted} ai-dynamo/aiconfigurator (H100)"
+    return 0.9e-6, f"Latency: 0.9 us per hop, {fitted} ai-dynamo/aiconfigurator (A100)"
+
+
+def coherent_link(model: GpuModel) -> tuple[float, str] | None:
+    """Return bytes/s and source of the link of a GPU to its CPU that is no PCIe, if known."""
+    if model.name not in _COHERENT:
+        return None
+    bytes_per_s, source = _COHERENT[model.name]
+    return bytes_per_s, f"{source}. {_CPU_LATENCY_SOURCE}"
+
+
+def cpu_link(*, is_power: bool) -> tuple[float, str]:
+    """Return bytes/s between two CPUs, and its source.
+
+    NCCL 2.30 topo.h has, in GB/s: Broadwell QPI 6, Skylake UPI 10, AMD 16, Sapphire Rapids UPI
+    22, POWER9 32, Emerald Rapids UPI 40. Texts do not say which CPU it is.
+    """
+    if is_power:
+        return 32e9, f"NCCL 2.30 topo.h: POWER9 32 GB/s. {_CPU_LATENCY_SOURCE}"
+    source = "assumed as Sapphire Rapids in NCCL 2.30 topo.h: UPI 22 GB/s"
+    return 22e9, f"{source}. {_CPU_LATENCY_SOURCE}"
+
+
+def nic_latency(model: GpuModel, *, over_tcp: bool) -> tuple[float, str]:
+    """Return the latency from NIC to switch with the library's part, and its source."""
+    if over_tcp:
+        return 15e-6, "Latency: assumed, makes a hop some 30 us as a kernel TCP round takes"
+    if _BLACKWELL.match(model.name):
+        return 4.3e-6, (
+            "Latency: makes a hop between nodes 11 us, as small all-reduces on two B200 nodes "
+            "imply under NCCL's tree model"
+        )
+    return 2.7e-6, (
+        "Latency: assumed as on DGX H100 (a hop of 7.6 us); NCCL 2.30 tuning.cc has 5.0 (LL) to "
+        "14 (Simple)"
+    )

@@ -1,0 +1,475 @@
+"""What joins the nodes of an imported topology: from a text about the fabric, or from options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import Field
+
+from planner.errors import InvalidInputError
+from planner.hardware.gpus import GpuModel
+from planner.plan import Document
+from planner.topology.document import Name, Network, NvlinkDomain, Tier
+from planner.topology.importers.dump import FabricDump, FoundTier
+from planner.topology.importers.figures import (
+    BELOW_SPINE_LATENCY_S,
+    ONE_STAGE_LATENCY_S,
+    ONE_SWITCH_LATENCY_S,
+    nic_latency,
+    peer_latency,
+)
+from planner.topology.importers.node import BuiltNode
+
+__all__ = ["ImportOptions", "Joined", "join_nodes"]
+
+_GBIT_BYTES: Final = 1e9 / 8
+_RAIL_NICS: Final = 4
+_MANY_HOSTS: Final = 4
+
+
+class ImportOptions(Document):
+    """What a text about one node leaves open, where no text about the fabric says it."""
+
+    name: Name = Field(default="imported", description="of the topology")
+    nodes: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="how many; with a fabric, the default"
+    )
+    nic_gbps: float | None = Field(
+        default=None, ge=0.1, le=100_000, description="rate of one NIC, Gbit/s, one direction"
+    )
+    nics: tuple[Name, ...] = Field(
+        default=(), max_length=64, description="which NICs carry training; else the fastest"
+    )
+    layout: Literal["rail", "tree"] | None = Field(
+        default=None, description="rail: the i-th NICs share a switch; tree: all do"
+    )
+    leaf_nodes: int | None = Field(
+        default=None, ge=1, le=100_000, description="nodes under one leaf; else one stage for all"
+    )
+    oversubscription: float | None = Field(
+        default=None, ge=1, le=1000, description="what enters a leaf over what goes up; else 1"
+    )
+    kind: Literal["infiniband", "ethernet"] | None = None
+    gpudirect: Literal["off", "pxb", "phb"] | None = Field(
+        default=None, description="how far from its GPU a NIC may be to read its memory"
+    )
+    domain_nodes: int | None = Field(
+        default=None, ge=1, le=4096, description="nodes on the same NVSwitches; 18 in an NVL72"
+    )
+
+
+_OF_NETWORK: Final = ("layout", "leaf_nodes", "oversubscription", "kind", "gpudirect", "nic_gbps")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How nodes are joined.
+
+    Attributes:
+        max_nodes: How many there are.
+        default_nodes: How many to plan for unless asked.
+        hosts: Their names, if known.
+        domain: NVSwitches outside the nodes.
+        network: Between NICs.
+        assumptions: What was guessed, in sentences for the user.
+    """
+
+    max_nodes: int
+    default_nodes: int
+    hosts: tuple[str, ...]
+    domain: NvlinkDomain | None
+    network: Network | None
+    assumptions: tuple[str, ...]
+
+
+def join_nodes(
+    node: BuiltNode,
+    model: GpuModel,
+    fabric: FabricDump | None,
+    options: ImportOptions,
+    *,
+    source: str,
+) -> Joined:
+    """Return what joins nodes of one kind.
+
+    Args:
+        node: Each of them.
+        model: Its GPUs.
+        fabric: What a text says of the fabric, or None.
+        options: What the user says.
+        source: What to call that text in messages and sources.
+
+    Raises:
+        InvalidInputError: An option contradicts the text, is not of use here, or is missing.
+    """
+    return _Joiner(node, model, fabric, options, source).join()
+
+
+class _Joiner:
+    """What is known while nodes are joined."""
+
+    def __init__(
+        self,
+        node: BuiltNode,
+        model: GpuModel,
+        fabric: FabricDump | None,
+        options: ImportOptions,
+        source: str,
+    ) -> None:
+        self.node, self.model, self.fabric = node, model, fabric
+        self.options, self.source = options, source
+        self.said: list[str] = []
+        self.full: list[str] = []
+        self.max_nodes = self._max_nodes()
+        self.domain_units = self._domain_units()
+
+    def join(self) -> Joined:
+        domain = self._domain()
+        network = None
+        if self.max_nodes > max(self.domain_units or (1,)):
+            network = self._network()
+        else:
+            self._check_no_network_options()
+        return Joined(
+            max_nodes=self.max_nodes,
+            default_nodes=self._default_nodes(),
+            hosts=self.fabric.hosts if self.fabric else (),
+            domain=domain,
+            network=network,
+            assumptions=tuple(dict.fromkeys(self.said)),
+        )
+
+    # ------------------------------------------------------------------------- how many nodes
+
+    def _max_nodes(self) -> int:
+        nodes = self.options.nodes
+        if self.fabric is None:
+            return nodes or self.options.domain_nodes or 1
+        hosts = len(self.fabric.hosts)
+        if nodes is not None and nodes > hosts:
+            raise InvalidInputError(
+                f"nodes={nodes} but {self.source} has {hosts} hosts; ask for {hosts} at most",
+                where="nodes",
+            )
+        self.said.append(
+            f"all {hosts} hosts of {self.source} are taken to be nodes like the one imported"
+        )
+        return hosts
+
+    def _default_nodes(self) -> int:
+        if self.options.nodes is not None:
+            return self.options.nodes
+        largest = max(self.domain_units) if self.domain_units else _MANY_HOSTS
+        return min(self.max_nodes, largest)
+
+    def _check_no_network_options(self) -> None:
+        given = [name for name in _OF_NETWORK if getattr(self.options, name) is not None]
+        if given and self.max_nodes == 1:
+            raise InvalidInputError(
+                f"{given[0]} is about what joins nodes, of which there is one; say how many there "
+                "are (nodes), or give a text about the fabric",
+                where=given[0],
+            )
+        if given:
+            raise InvalidInputError(
+                f"{given[0]} is about the network, but all {self.max_nodes} nodes are in one "
+                "NVLink domain; leave it out, or ask for more nodes",
+                where=given[0],
+            )
+
+    # -------------------------------------------------------------------- NVLink between nodes
+
+    def _domain_units(self) -> tuple[int, ...] | None:
+        """Return the nodes of each NVLink domain, None where there is none."""
+        wanted, found = self.options.domain_nodes, self.fabric.domains if self.fabric else None
+        has_rack = self.model.is_switched and self.model.is_coherent
+        if wanted is not None and found is not None and wanted != max(found.units):
+            raise InvalidInputError(
+                f"domain_nodes={wanted} but the {found.name}s of {self.source} have "
+                f"{max(found.units)} nodes; leave it out",
+                where="domain_nodes",
+            )
+        if not has_rack:
+            if wanted is not None:
+                raise InvalidInputError(
+                    f"domain_nodes={wanted}, but {self.model.name} has no NVLink between nodes; "
+                    "leave it out",
+                    where="domain_nodes",
+                )
+            if found is not None:
+                self.said.append(
+                    f"{self.model.name} has no NVLink between nodes: the {found.name}s of "
+                    f"{self.source} are taken as its innermost switches, not as NVLink domains"
+                )
+            return None
+        if wanted is None and found is None:
+            self.said.append(
+                f"{self.model.name} may share NVSwitches with other nodes: domain_nodes "
+                "(--domain-nodes 18 for an NVL72) says how many; planned as if this node were alone"
+            )
+            return None
+        units = found.units if found is not None else self._split(wanted or 1)
+        return self._checked_domain(units)
+
+    def _split(self, size: int) -> tuple[int, ...]:
+        """Return domains of ``size`` nodes, none across two of the innermost switches."""
+        tiers = self.fabric.tiers if self.fabric else ()
+        of_leaf = tiers[0].units if tiers else (self.max_nodes,)
+        if tiers:
+            self.said.append(
+                f"NVLink domains are taken to be runs of {size} hosts, none under two "
+                f"{tiers[0].name}s: {self.source} does not show them"
+            )
+        return tuple(min(size, unit - start) for unit in of_leaf for start in range(0, unit, size))
+
+    def _checked_domain(self, units: tuple[int, ...]) -> tuple[int, ...]:
+        on_switches = self.node.on_switches
+        joined_inside = any(link.kind == "nvlink" for link in self.node.links)
+        if joined_inside:
+            raise InvalidInputError(
+                f"the GPUs of a node have their NVLinks to each other, so none are left for "
+                f"NVSwitches outside it: {self.model.name} is not in an NVLink domain here",
+                where="domain_nodes",
+            )
+        if on_switches is None:
+            self.said.append(
+                f"the text shows no NVLinks: all {self.model.num_links} of {self.model.name} are "
+                "assumed to be on the NVSwitches of its domain"
+            )
+        return units
+
+    def _domain(self) -> NvlinkDomain | None:
+        if self.domain_units is None:
+            return None
+        model, units = self.model, self.domain_units
+        latency_s, latency_source = peer_latency(model)
+        equal = len(set(units)) == 1
+        num_switches = self.node.on_switches or model.num_links
+        return NvlinkDomain(
+            num_nodes=max(units),
+            units=None if equal else units,
+            num_switches=num_switches,
+            bandwidth_bytes_per_s=model.link_bytes_per_s,
+            latency_s=latency_s / 2,
+            multicast=model.has_multicast,
+            source=f"{model.name}: each of {num_switches} links of "
+            f"{model.link_bytes_per_s / 1e9:g} GB/s per direction to another NVSwitch. "
+            f"{latency_source}"[:900],
+        )
+
+    # ---------------------------------------------------------------------------- the network
+
+    def _network(self) -> Network:
+        if self.node.num_nics == 0:
+            raise InvalidInputError(
+                f"{self.max_nodes} nodes need a network, but the text about the node shows no "
+                "NIC; give one that does: nvidia-smi topo -m, the file of NCCL_TOPO_DUMP_FILE "
+                "(RCCL writes it too), or lstopo --of xml",
+                where="node",
+            )
+        rate, rate_source = self._nic_rate()
+        kind, layout = self._kind(), self._layout()
+        gpudirect = self.options.gpudirect or "pxb"
+        if self.options.gpudirect is None:
+            self.said.append(
+                "NICs read the memory of GPUs behind the same PCIe switch, farther ones get it "
+                "through host memory: GPUDirect as NCCL has it by default (--gpudirect)"
+            )
+        over_tcp = kind == "ethernet" and gpudirect == "off"
+        latency_s, latency_source = nic_latency(self.model, over_tcp=over_tcp)
+        return Network(
+            kind=kind,
+            layout=layout,
+            nic_bandwidth_bytes_per_s=rate,
+            nic_latency_s=latency_s,
+            gpudirect=gpudirect,
+            source=f"{rate_source}. {latency_source}",
+            tiers=self._tiers(layout),
+        )
+
+    def _nic_rate(self) -> tuple[float, str]:
+        """Return bytes/s of one NIC and who says so: the user, the fabric, or the node."""
+        stated = self.options.nic_gbps
+        fabric = self.fabric.nic_bytes_per_s if self.fabric else None
+        node = self.node.nic_bytes_per_s
+        found = [rate for rate in (fabric, node) if rate is not None]
+        if self.fabric and self.fabric.nics_per_host not in (None, self.node.num_nics):
+            self.said.append(
+                f"the node has {self.node.num_nics} NICs, the hosts of {self.source} have "
+                f"{self.fabric.nics_per_host} on its switches: the node's are planned with "
+                "(--nics names them)"
+            )
+        if stated is None and not found:
+            raise InvalidInputError(
+                "no text gives the rate of the NICs; say it: --nic-gbps 400", where="nic_gbps"
+            )
+        rate = found[0] if stated is None else stated * _GBIT_BYTES
+        others = [other for other in found if other != rate]
+        if others:
+            self.said.append(
+                f"NICs are planned with {rate / _GBIT_BYTES:g} Gbit/s; the texts also have "
+                f"{', '.join(f'{other / _GBIT_BYTES:g}' for other in others)}"
+            )
+        if stated is not None:
+            return rate, f"{stated:g} Gbit/s per NIC, stated by the user"
+        who = self.source if fabric is not None else "the text about the node"
+        return rate, f"{rate / _GBIT_BYTES:g} Gbit/s per NIC: {who}"
+
+    def _kind(self) -> Literal["infiniband", "ethernet"]:
+        found = self.fabric.kind if self.fabric else None
+        if found is not None and self.options.kind not in (None, found):
+            raise InvalidInputError(
+                f"kind={self.options.kind} but {self.source} is of {found}; leave it out",
+                where="kind",
+            )
+        if found is None and self.options.kind is None:
+            self.said.append("the network is taken to be InfiniBand (--kind)")
+        return found or self.options.kind or "infiniband"
+
+    def _layout(self) -> Literal["rail", "tree"]:
+        if self.options.layout is not None:
+            return self.options.layout
+        layout: Literal["rail", "tree"] = "rail" if self.node.num_nics >= _RAIL_NICS else "tree"
+        meaning = (
+            "the i-th NICs of all nodes share a switch" if layout == "rail" else "all share it"
+        )
+        self.said.append(
+            f"layout {layout} is assumed for {self.node.num_nics} NICs a node: {meaning} (--layout)"
+        )
+        return layout
+
+    # ------------------------------------------------------------------------------ its stages
+
+    def _tiers(self, layout: str) -> tuple[Tier, ...]:
+        found = self._found_tiers() if self.fabric else self._stated_tiers(layout)
+        whole = (self.max_nodes,)
+        if not found or found[-1].units != whole:
+            if found and self.fabric:
+                self.said.append(
+                    f"nothing in {self.source} joins its {len(found[-1].units)} {found[-1].name}s: "
+                    "one more stage above them is assumed"
+                )
+            elif self.fabric:
+                self.said.append(f"one stage of switches joins all hosts: {self.source} has none")
+            found.append(FoundTier(self._free_name("top" if found else "fabric", found), whole, ()))
+        tiers: list[Tier] = []
+        goes_up = 1.0
+        for number, tier in enumerate(found):
+            tiers.append(self._tier(tier, number, len(found), goes_up, tiers))
+            goes_up = self._oversubscription(tier, number, is_last=number + 1 == len(found))
+        if self.full:
+            self.said.append(
+                f"as much goes up from {', '.join(self.full)} as enters (--oversubscription says "
+                "otherwise of the first): no text says how much does"
+            )
+        return self._with_equal_units(tiers)
+
+    def _with_equal_units(self, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
+        """Write the size of units once where all are equal, but for a last that is not full."""
+        short: list[Tier] = []
+        below: int | None = 1 if self.domain_units is None else _size(self.domain_units)
+        for tier in tiers:
+            size = None if tier.units is None else _size(tier.units)
+            if size and below and size > below and size % below == 0:
+                tier = tier.model_copy(update={"num_nodes": size, "units": None})
+            else:
+                size = None
+            short.append(tier)
+            below = size
+        return tuple(short)
+
+    def _stated_tiers(self, layout: str) -> list[FoundTier]:
+        leaf, options = self.options.leaf_nodes, self.options
+        if leaf is None or leaf >= self.max_nodes:
+            if options.oversubscription is not None:
+                raise InvalidInputError(
+                    f"oversubscription={options.oversubscription:g} is between leaves and what "
+                    "joins them, but there is one stage; say how many nodes are under a leaf "
+                    "(leaf_nodes), fewer than there are",
+                    where="oversubscription",
+                )
+            if leaf is None:
+                self.said.append(
+                    f"one full stage of switches joins {self.max_nodes} nodes (--leaf-nodes)"
+                )
+            return []
+        full, rest = divmod(self.max_nodes, leaf)
+        units = (leaf,) * full + ((rest,) if rest else ())
+        name = "rail" if layout == "rail" else "leaf"
+        return [FoundTier(name, units, ()), FoundTier("spine", (self.max_nodes,), ())]
+
+    def _found_tiers(self) -> list[FoundTier]:
+        """Return the stages of the fabric that join something; equal ones become one."""
+        assert self.fabric is not None, "the caller has one"
+        if self.options.leaf_nodes is not None:
+            raise InvalidInputError(
+                f"leaf_nodes={self.options.leaf_nodes}, but {self.source} says which nodes are "
+                "under a leaf; leave it out",
+                where="leaf_nodes",
+            )
+        found = list(self.fabric.tiers)
+        if self.fabric.domains is not None and self.domain_units is None:
+            found.insert(0, self.fabric.domains)
+        kept: list[FoundTier] = []
+        for tier in found:
+            if kept and kept[-1].units == tier.units:
+                both = [t.oversubscription for t in (kept[-1], tier) if t.oversubscription]
+                product = both[0] * both[1] if len(both) > 1 else (both[0] if both else None)
+                kept[-1] = FoundTier(kept[-1].name, tier.units, (), product)
+                continue
+            kept.append(tier)
+        return kept
+
+    def _oversubscription(self, tier: FoundTier, number: int, *, is_last: bool) -> float:
+        """Return what enters the units of a stage over what goes up from them."""
+        stated = self.options.oversubscription if number == 0 else None
+        if stated is not None:
+            if tier.oversubscription is not None and not is_last:
+                self.said.append(
+                    f"oversubscription {stated:g} above {tier.name} is the user's; {self.source} "
+                    f"has {tier.oversubscription:.3g}"
+                )
+            return stated
+        if tier.oversubscription is None and not is_last:
+            self.full.append(tier.name)
+        return max(1.0, tier.oversubscription or 1.0)
+
+    def _tier(
+        self,
+        tier: FoundTier,
+        number: int,
+        num_tiers: int,
+        oversubscription: float,
+        below: list[Tier],
+    ) -> Tier:
+        if number:
+            latency_s, what = BELOW_SPINE_LATENCY_S, "two more switches and 100 m more fibre"
+        elif num_tiers > 1:
+            latency_s, what = ONE_SWITCH_LATENCY_S, "one switch and its cables"
+        else:
+            latency_s, what = ONE_STAGE_LATENCY_S, "leaf, spine and cables"
+        is_last = number + 1 == num_tiers
+        who = self.source if self.fabric and tier.unit_names else "stated by the user, or assumed"
+        return Tier(
+            name=self._free_name(tier.name, below),
+            num_nodes=None,
+            units=None if is_last else tier.units,
+            oversubscription=min(1000.0, oversubscription),
+            latency_s=latency_s,
+            source=f"{who}. Latency assumed: {what}",
+        )
+
+    def _free_name(self, name: str, taken: Sequence[Tier | FoundTier]) -> str:
+        """Return ``name``, or one like it that is no host's and no other tier's."""
+        hosts = self.fabric.hosts if self.fabric else ()
+        used = {tier.name for tier in taken}
+        while name in used or any(
+            host.startswith(name) and host[len(name) :].isdecimal() for host in hosts
+        ):
+            name = f"{name[:31]}-switch"
+        return name
+
+
+def _size(units: Sequence[int]) -> int | None:
+    """Return the size of equal units, the last perhaps smaller; None if they differ."""
+    return units[0] if set(units[:-1]) <= {units[0]} and units[-1] <= units[0] else None
