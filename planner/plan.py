@@ -466,6 +466,7 @@ class Crossing(Document):
 
     axis: Axis
     level: str
+    depth: Count = Field(description="of the level, 0 = innermost")
     bytes_per_step: float = Field(ge=0)
 
 

@@ -12,6 +12,7 @@ from planner.units import format_bytes, format_count, format_rate, format_second
 
 __all__ = [
     "Part",
+    "Traffic",
     "basis",
     "closeness",
     "headline",
@@ -22,6 +23,7 @@ __all__ = [
     "peak_stage",
     "some_of",
     "time_parts",
+    "traffic",
     "waiting",
 ]
 
@@ -74,6 +76,27 @@ def closeness(choice: CollectiveChoice) -> str:
     if not choice.bound_s or not choice.predicted_s:
         return ""
     return f"{100 * choice.bound_s / choice.predicted_s:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What axes send over levels: bytes of a rank and step, None where an axis does not go.
+
+    Attributes:
+        levels: Names, innermost first.
+        axes: For each axis, one size a level.
+    """
+
+    levels: tuple[str, ...]
+    axes: dict[str, tuple[float | None, ...]]
+
+
+def traffic(plan: Plan) -> Traffic:
+    """Return which axis crosses which level with how many bytes."""
+    sent = {(c.axis, c.level): c.bytes_per_step for c in plan.crossings}
+    levels = tuple(dict.fromkeys(c.level for c in sorted(plan.crossings, key=lambda c: c.depth)))
+    axes = dict.fromkeys(crossing.axis for crossing in plan.crossings)
+    return Traffic(levels, {a: tuple(sent.get((a, level)) for level in levels) for a in axes})
 
 
 def some_of(hosts: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from planner.summary import (
     peak_stage,
     some_of,
     time_parts,
+    traffic,
     waiting,
 )
 from planner.topology.document import TopologyDocument
@@ -203,13 +204,11 @@ def _collectives_table(plan: Plan) -> Table:
 
 def _show_crossings(out: Console, plan: Plan) -> None:
     """Print which axis crosses which level: one row an axis, one column a level."""
-    levels = list(dict.fromkeys(crossing.level for crossing in reversed(plan.crossings)))
-    sent = {(c.axis, c.level): c.bytes_per_step for c in plan.crossings}
-    table = _table("axis|", *(f"{escape(level)}>" for level in levels))
-    for axis in dict.fromkeys(crossing.axis for crossing in plan.crossings):
-        sizes = [sent.get((axis, level)) for level in levels]
+    sent = traffic(plan)
+    table = _table("axis|", *(f"{escape(level)}>" for level in sent.levels))
+    for axis, sizes in sent.axes.items():
         table.add_row(axis, *("" if size is None else format_bytes(size) for size in sizes))
-    if levels:
+    if sent.levels:
         _show(out, "sent by a rank in a step, over each level", table)
 
 

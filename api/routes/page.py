@@ -18,12 +18,16 @@ from planner.model.bundled import model_names
 from planner.request import PlanRequest
 from planner.summary import (
     basis,
+    closeness,
     headline,
     launch_command,
     launch_notes,
     layout_rows,
     memory_parts,
+    some_of,
     time_parts,
+    traffic,
+    waiting,
 )
 from planner.topology.bundled import load_topology, topology_names
 
@@ -90,6 +94,10 @@ def show_plan(plan_id: str, request: Request, store: StoreDep, pages: PagesDep) 
         headline=headline(plan),
         basis=basis(plan),
         layout_rows=layout_rows(plan),
+        closeness=closeness,
+        traffic=traffic(plan),
+        some_of=some_of,
+        waiting=waiting(plan.waiting) if plan.waiting else "",
         time_parts=time_parts(plan),
         stages=[(stage, memory_parts(stage)) for stage in plan.memory],
         document=plan.model_dump_json(indent=2),
@@ -157,7 +165,7 @@ def _form(
         typed=typed,
         error=error,
         topologies=topology_names(),
-        precisions=_precisions(),
+        precisions=_topologies_by_precision(),
         models=model_names(),
         constraints=_CONSTRAINTS,
         is_constrained=any(typed[name] for name in _CONSTRAINTS),
@@ -165,15 +173,14 @@ def _form(
 
 
 @cache
-def _precisions() -> dict[str, str]:
-    """Return what the device of each bundled topology can be trained in, for the form to say."""
-    devices = {name: load_topology(name).device for name in topology_names()}
-    return {
-        topology: ", ".join(
-            device(found).peak_flop_per_s if isinstance(found, str) else found.peak_flop_per_s
-        )
-        for topology, found in devices.items()
-    }
+def _topologies_by_precision() -> dict[str, list[str]]:
+    """Return the bundled topologies by what they can train in, the most frequent last."""
+    found: dict[str, list[str]] = {}
+    for name in topology_names():
+        given = load_topology(name).device
+        peaks = device(given).peak_flop_per_s if isinstance(given, str) else given.peak_flop_per_s
+        found.setdefault(", ".join(peaks), []).append(name)
+    return dict(sorted(found.items(), key=lambda item: len(item[1])))
 
 
 def _request_fields(typed: dict[str, str]) -> dict[str, Any]:

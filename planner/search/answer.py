@@ -105,7 +105,7 @@ def _ranks(problem: Problem, layout: Layout) -> RankRule:
 
 def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterator[Crossing]:
     """Yield what each axis sends over each level, most first."""
-    found: dict[tuple[Axis, str], float] = {}
+    found: dict[tuple[Axis, int], float] = {}
     for exposed in ops:
         op, choice = exposed.timed.op, exposed.timed.choice
         if not isinstance(op, Communication) or choice is None or exposed.repeats[0] == 0:
@@ -113,12 +113,13 @@ def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterat
         group = axis_group(problem.fabric, best, op.axis)
         algorithm = choice.algorithms[int(choice.index[0])]
         sent = bytes_per_level(op.op, algorithm, problem.fabric, group, op.size_bytes)
-        for level, size in zip(problem.fabric.levels, sent, strict=True):
-            key = op.axis, level.name
+        for depth, size in enumerate(sent):
+            key = op.axis, depth
             found[key] = found.get(key, 0.0) + float((size * exposed.repeats)[0])
-    for (axis, name), total in sorted(found.items(), key=lambda item: -item[1]):
+    for (axis, depth), total in sorted(found.items(), key=lambda item: -item[1]):
         if total > 0:
-            yield Crossing(axis=axis, level=name, bytes_per_step=total)
+            name = problem.fabric.levels[depth].name
+            yield Crossing(axis=axis, level=name, depth=depth, bytes_per_step=total)
 
 
 def _model(model: ModelSpec) -> ModelSummary:

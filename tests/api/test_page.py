@@ -130,8 +130,9 @@ def test_an_infeasible_form_shows_what_would_fit(client: Client) -> None:
 
 def test_the_form_says_which_precisions_each_cluster_has(client: Client) -> None:
     page = " ".join(client.get("/").text.split())
-    assert "dgx-h100 bf16, fp16, fp8;" in page
-    assert "local-gloo fp32, fp64;" in page
+    assert "fp32, fp64 on local-gloo;" in page
+    assert "bf16, fp16, fp8 on all others." in page
+    assert "dgx-a100," in page.partition("bf16, fp16 on ")[2].partition(";")[0]
 
 
 def test_everything_typed_is_escaped(client: Client) -> None:
