@@ -7,14 +7,18 @@ from pydantic import Field
 from planner.model.spec import ModelSpec
 from planner.plan import Document
 from planner.topology.document import TopologyDocument
+from planner.topology.importers.dump import MAX_TEXT_BYTES
+from planner.topology.importers.network import ImportOptions
 
 __all__ = [
     "CalibrationSummary",
     "ErrorAnswer",
     "ErrorBody",
     "Health",
+    "ImportedTopology",
     "LevelView",
     "ModelView",
+    "TopologyImport",
     "TopologySummary",
     "TopologyView",
 ]
@@ -80,6 +84,35 @@ class TopologyView(Document):
     nodes: int
     num_gpus: int
     levels: tuple[LevelView, ...]
+
+
+class TopologyImport(ImportOptions):
+    """Texts that tools printed on a cluster, and what they leave open."""
+
+    node: str = Field(
+        max_length=MAX_TEXT_BYTES,
+        description="output of nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology, "
+        "NCCL's topology XML, or lstopo's",
+    )
+    gpu: str | None = Field(
+        default=None, max_length=120, description="its GPUs, as H100, where the text is silent"
+    )
+    fabric: str | None = Field(
+        default=None,
+        max_length=MAX_TEXT_BYTES,
+        description="Slurm's topology.conf or topology.yaml, or output of ibnetdiscover",
+    )
+
+    def options(self) -> ImportOptions:
+        """Return what the texts leave open."""
+        texts = {"node", "gpu", "fabric"}
+        return ImportOptions.model_validate(self.model_dump(exclude=texts))
+
+
+class ImportedTopology(TopologyView):
+    """An imported topology; what was guessed is in ``document.assumptions``."""
+
+    remarks: tuple[str, ...] = Field(description="what was repaired or left out, with its line")
 
 
 class ModelView(Document):

@@ -323,6 +323,86 @@ def degrade_topology(
         _write(output, after.model_dump_json(indent=2))
 
 
+@topology_app.command("import")
+def import_from_tools(
+    *,
+    node: Annotated[
+        str,
+        typer.Option(
+            help="Output of nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology, NCCL's "
+            "topology XML, or lstopo's; - is stdin."
+        ),
+    ],
+    gpu: Annotated[
+        str | None, typer.Option(help="Its GPUs, as H100, where the text is silent.")
+    ] = None,
+    fabric: Annotated[
+        str | None,
+        typer.Option(help="Slurm's topology.conf or .yaml, or output of ibnetdiscover."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", "-n", help="How many there are.")] = None,
+    nic_gbps: Annotated[float | None, typer.Option(help="Rate of one NIC, Gbit/s.")] = None,
+    nics: Annotated[
+        str | None,
+        typer.Option(help="NICs that carry training, as mlx5_0,mlx5_3; else the fastest."),
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="rail or tree.")] = None,
+    leaf_nodes: Annotated[int | None, typer.Option(help="Nodes under one leaf switch.")] = None,
+    oversubscription: Annotated[
+        float | None, typer.Option(help="What enters a leaf over what goes up from it.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="infiniband or ethernet.")] = None,
+    gpudirect: Annotated[
+        str | None, typer.Option(help="How far NICs read GPU memory: off, pxb or phb.")
+    ] = None,
+    domain_nodes: Annotated[
+        int | None, typer.Option(help="Nodes on the same NVSwitches; 18 in an NVL72.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the topology; default: the file's.")] = None,
+    output: Output = None,
+) -> None:
+    """Write a topology from what the tools of a cluster print.
+
+    What was repaired and what was assumed is said on stderr.
+    """
+    from planner.topology.importers.cluster import ImportOptions, import_topology  # XML and YAML
+
+    given = {
+        "name": name or (Path(node).stem[:120] if node != "-" else None),
+        "nodes": nodes,
+        "nic_gbps": nic_gbps,
+        "nics": [nic.strip() for nic in nics.split(",")] if nics else None,
+        "layout": layout,
+        "leaf_nodes": leaf_nodes,
+        "oversubscription": oversubscription,
+        "kind": kind,
+        "gpudirect": gpudirect,
+        "domain_nodes": domain_nodes,
+    }
+    if node == fabric == "-":
+        raise InvalidInputError("--node and --fabric cannot both be stdin", where="fabric")
+    found = import_topology(
+        _read_bytes(node),
+        node_source="stdin" if node == "-" else Path(node).name,
+        gpu=gpu,
+        fabric_text=None if fabric is None else _read_bytes(fabric),
+        fabric_source="stdin" if fabric in ("-", None) else Path(str(fabric)).name,
+        options=validated(
+            ImportOptions, {key: value for key, value in given.items() if value is not None}
+        ),
+    )
+    for remark in found.remarks:
+        _say(remark)
+    for assumption in found.document.assumptions:
+        _say(f"assumed: {assumption}")
+    document = found.document.model_dump_json(indent=2)
+    if output is None:
+        _print(document)
+    else:
+        _write(output, document)
+        _say(f"topology {found.document.name} is in {output}; plan with --topology {output}")
+
+
 @model_app.command("list")
 def list_models(*, as_json: JsonFlag = False) -> None:
     """List the bundled models."""
@@ -488,6 +568,10 @@ def _read_json(name: str) -> Any:
     Raises:
         InvalidInputError: The file cannot be read, is absurdly large, or holds no JSON.
     """
+    return parse_json(_read_bytes(name), source=name)
+
+
+def _read_bytes(name: str) -> bytes:
     try:
         with contextlib.ExitStack() as stack:
             file = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))
@@ -497,7 +581,7 @@ def _read_json(name: str) -> Any:
         raise InvalidInputError(f"{name}: cannot be read: {reason}", where=name) from exc
     if len(text) > _MAX_FILE_BYTES:
         raise InvalidInputError(f"{name}: larger than {_MAX_FILE_BYTES} bytes", where=name)
-    return parse_json(text, source=name)
+    return text
 
 
 def _read(document: type[DocumentT], name: str) -> DocumentT:

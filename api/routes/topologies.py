@@ -1,17 +1,25 @@
-"""``/topologies``: the bundled clusters, and what the collectives see of them."""
+"""``/topologies``: the bundled clusters, those imported, and what the collectives see of them."""
 
 from fastapi import APIRouter
 
-from api.schemas import LevelView, TopologySummary, TopologyView
+from api.schemas import (
+    ImportedTopology,
+    LevelView,
+    TopologyImport,
+    TopologySummary,
+    TopologyView,
+)
+from api.strict import StrictRoute
 from planner.resolving import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
 from planner.topology.fabric import Level
+from planner.topology.importers.cluster import import_topology
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/topologies", tags=["topologies"])
+router = APIRouter(prefix="/topologies", tags=["topologies"], route_class=StrictRoute)
 
 
 @router.get("")
@@ -23,7 +31,27 @@ def list_topologies() -> list[TopologySummary]:
 @router.get("/{name}")
 def read_topology(name: str, nodes: int | None = None) -> TopologyView:
     """Return a topology document and the levels of the fabric compiled from it."""
-    document = load_topology(name)
+    return _view(load_topology(name), nodes)
+
+
+@router.post("/import")
+def import_from_tools(request: TopologyImport) -> ImportedTopology:
+    """Return the topology of what the tools of a cluster print, at its default number of nodes.
+
+    Post the document as ``topology`` of a request to plan with it; nothing is stored.
+    """
+    found = import_topology(
+        request.node,
+        node_source="node",
+        gpu=request.gpu,
+        fabric_text=request.fabric,
+        options=request.options(),
+    )
+    view = _view(found.document, None)
+    return ImportedTopology(**dict(view), remarks=found.remarks)
+
+
+def _view(document: TopologyDocument, nodes: int | None) -> TopologyView:
     fabric = compile_fabric(document, nodes)
     return TopologyView(
         document=document,
