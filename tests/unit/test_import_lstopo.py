@@ -227,7 +227,7 @@ def test_without_gpu_backends_classes_must_do_and_that_is_said() -> None:
 def test_an_opencl_device_that_is_a_cpu_is_no_gpu() -> None:
     cpu = osdev("opencl1d0", 5, '<info name="OpenCLDeviceType" value="CPU"/>', "OpenCL")
     gpu = osdev("opencl0d0", 5, '<info name="OpenCLDeviceType" value="GPU"/>', "OpenCL")
-    dump = read_lstopo(topology(package(cpu + pci(1, gpu))), "x")
+    dump = read_lstopo(topology(package(pci(2, cpu, "1200 [1234:5678]") + pci(1, gpu))), "x")
     assert [part.name for part in of_kind(dump, "gpu")] == ["0000:01:00.0"]
 
 
@@ -248,6 +248,19 @@ def test_memory_without_cores_is_no_cpu() -> None:
     assert [part.name for part in of_kind(dump, "cpu")] == ["cpu0"]
     gpu = part(dump, "0000:01:00.0")  # memory of its own as a NUMA node: Grace Hopper
     assert (gpu.parent, gpu.is_coherent) == ("cpu0", True)
+
+
+def test_gpu_memory_of_a_power9_makes_no_gpu_coherent_and_numbers_no_cpu() -> None:
+    gpu_memory = (
+        '<object type="NUMANode" os_index="0" subtype="GPUMemory">'
+        '<info name="PCIBusID" value="0000:01:00.0"/></object>'
+    )
+    power = '<info name="CPUModel" value="POWER9, altivec supported"/>'
+    inside = power + gpu_memory + pci(1, osdev("nvml0", 1))
+    dump = read_lstopo(topology(package(inside, numa=8)), "x")
+    assert [part.name for part in of_kind(dump, "cpu")] == ["cpu8"]
+    gpu = part(dump, "0000:01:00.0")
+    assert (gpu.is_coherent, gpu.link_bytes_per_s) == (False, 15.75e9)
 
 
 def test_hwloc_1_put_cores_and_bridges_into_numa_nodes() -> None:
@@ -332,6 +345,15 @@ def test_damaged_files_are_read_or_refused() -> None:
                 check_invariants(read_lstopo(text, what))
                 num_read += 1
     assert 50 < num_read < 250  # neither all refused nor all unharmed
+
+
+def test_a_gpu_that_is_called_a_switch_stays_one_part() -> None:
+    text = TEXTS["nvidia-dgx2"]
+    odd = text.replace(
+        'type="PCIDev" gp_index="336"', 'type="PCIDev" subtype="NVSwitch" gp_index="336"'
+    )
+    assert odd != text
+    check_invariants(read_lstopo(odd, "x"))
 
 
 @pytest.mark.parametrize(

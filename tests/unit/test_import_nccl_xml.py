@@ -134,6 +134,9 @@ def test_rates_of_links_and_nics() -> None:
     assert part(h800, "0000:0f:00.0").link_bytes_per_s == pytest.approx(63.0e9, rel=1e-3)
     aws = read("aws-p4d")
     assert part(aws, "0000:10:1c.0").link_bytes_per_s == pytest.approx(15.75e9, rel=1e-3)
+    assert part(read("4090-x2-small"), "0000:01:00.0").link_bytes_per_s == pytest.approx(
+        31.5e9, 1e-3
+    )
     assert part(aws, "0000:10:1b.0").bytes_per_s is None  # a file without <net> has no rates
     assert part(read("azure-nca100v4"), "0001:00:00.0").link_bytes_per_s is None  # width 0
 
@@ -333,6 +336,28 @@ def test_a_display_chip_is_no_gpu_and_an_idle_gpu_is_one() -> None:
     assert "0000:91:00.0" in remarks(dump)
 
 
+def test_the_display_of_a_cpu_is_no_gpu_of_the_dump() -> None:
+    intel = '<pci busid="0000:00:02.0" class="0x030000" vendor="0x8086" device="0x4c8a"/>'
+    dump = read_nccl_xml(node(gpu(0, attributes='vendor="0x10de" device="0x2330"') + intel), "x")
+    assert [part.name for part in of_kind(dump, "gpu")] == ["0000:01:00.0"]
+    assert "display device without <gpu>" in remarks(dump)
+
+
+def test_a_nic_without_a_port_in_a_dump_that_has_ports_is_left_out() -> None:
+    unused = '<pci busid="0000:90:00.0" class="0x020700"/>'
+    net = '<nic><net name="mlx5_0" dev="0" speed="25000" gdr="1"/></nic>'
+    dump = read_nccl_xml(node(gpu(0) + unused + net), "x")
+    assert [part.name for part in of_kind(dump, "nic")] == ["mlx5_0"]
+    assert "0000:90:00.0" in remarks(dump)
+
+
+def test_ranks_that_share_a_gpu_are_one_gpu() -> None:
+    parts = '<gpu dev="0" mlopart="0" rank="0"/><gpu dev="0" mlopart="1" rank="1"/>'
+    dump = read_nccl_xml(node(f'<pci busid="0000:01:00.0" class="0x030200">{parts}</pci>'), "x")
+    assert len(of_kind(dump, "gpu")) == 1
+    assert "further <gpu>" in remarks(dump)
+
+
 def test_nothing_unknown_is_passed_over_in_silence() -> None:
     extra = '<pci busid="0000:90:00.0" class="0x010802"/><fancy/>'
     dump = read_nccl_xml(node(gpu(0, '<ualink count="3"/>') + extra), "x")
@@ -360,6 +385,8 @@ def test_nothing_unknown_is_passed_over_in_silence() -> None:
         ('<!DOCTYPE s [<!ENTITY a "b">]><system>&a;</system>', "declarations of its own"),
         ('<!DOCTYPE s SYSTEM "http://x/y.dtd" [<!ATTLIST cpu n CDATA "0">]><system/>', "declar"),
         ('<!DOCTYPE s SYSTEM "file:///etc/passwd"><system>&a;</system>', "no well-formed XML"),
+        ("<system " + " ".join(f'a{i}="1"' for i in range(99)) + "/>", "more than 64 attributes"),
+        ("<system>" + "x " * 600_000 + "</system>", "more than 1,000,000 letters"),
         ("", "is empty"),
         ("<system>\0</system>", "binary"),
         ("<system>\ud800</system>", "has no <cpu>"),

@@ -84,16 +84,17 @@ def pci_function(element: Element, remarks: Remarks) -> Function:
     """Return a ``PCIDev`` object; one with an unreadable type has no kind."""
     match = _TYPE.fullmatch(element.get("pci_type").strip().lower())
     class_code, vendor, device = match.groups() if match else ("", "", "")
-    is_switch = element.get("subtype") == "NVSwitch"
     osdevs = tuple(e for e in element.walk() if e.get("type") == "OSDev")
     backends: dict[str, Element] = {}
     for osdev in osdevs:
         if (backend := _backend(osdev)) is not None:
             backends.setdefault(backend, osdev)
+    # A switch has no OS device; what a driver reaches as a GPU is one whatever else is said of it.
+    is_switch = element.get("subtype") == "NVSwitch" and not backends
     return Function(
         element=element,
         name=element.get("pci_busid").strip(),
-        kind="nvswitch" if is_switch else pci_kind(class_code, vendor),
+        kind="nvswitch" if is_switch else "gpu" if backends else pci_kind(class_code, vendor),
         vendor=vendor,
         device=device,
         link_bytes_per_s=link_bytes_per_s(element, remarks),
