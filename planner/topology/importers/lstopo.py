@@ -104,7 +104,7 @@ def read_lstopo(text: str, source: str) -> NodeDump:
     _place(machine, None, reading)
     parts = _hung(reading)
     gpus = [_with_cpu(gpu_part(gpu), parts, reading) for gpu in found]
-    _nameobjects(machine, functions, reading)
+    _name_objects(machine, functions, reading)
     matrices = find_matrices(root, reading.named, reading.remarks)
     switches = _switches(functions, matrices.links)
     return NodeDump(
@@ -286,7 +286,7 @@ def _with_cpu(gpu: FoundPart, parts: dict[str, FoundPart], reading: _Reading) ->
     return replace(gpu, parent=reading.nearest_cpu[gpu.name], is_coherent=True)
 
 
-def _nameobjects(machine: Element, functions: Sequence[Function], reading: _Reading) -> None:
+def _name_objects(machine: Element, functions: Sequence[Function], reading: _Reading) -> None:
     """Note under which names matrices know the parts."""
     for function in functions:
         device = reading.devices.get(function.name)
