@@ -1,6 +1,6 @@
 """What the service answers beside the planner's own documents."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -12,16 +12,21 @@ from planner.topology.importers.network import ImportOptions
 
 __all__ = [
     "CalibrationSummary",
+    "DegradedTopology",
     "ErrorAnswer",
     "ErrorBody",
     "Health",
     "ImportedTopology",
     "LevelView",
     "ModelView",
+    "TopologyDegrade",
     "TopologyImport",
     "TopologySummary",
     "TopologyView",
 ]
+
+
+Impaired = Annotated[str, Field(max_length=300)]
 
 
 class ErrorBody(Document):
@@ -74,6 +79,11 @@ class LevelView(Document):
     alpha_s: float
     measured: bool
     source: str
+    unit_sizes: tuple[int, ...] | None
+    direct_share: float
+    path: str
+    multicast: bool
+    oversubscription: float
 
 
 class TopologyView(Document):
@@ -113,6 +123,24 @@ class ImportedTopology(TopologyView):
     """An imported topology; what was guessed is in ``document.assumptions``."""
 
     remarks: tuple[str, ...] = Field(description="what was repaired or left out, with its line")
+
+
+class TopologyDegrade(Document):
+    """A topology, and what of it is weak or broken."""
+
+    topology: Annotated[str, Field(max_length=120)] | TopologyDocument
+    link: tuple[Impaired, ...] = Field(
+        default=(), description="A:B=FACTOR or A:B=down, as n7/nic0:rail0/rail0=0.5"
+    )
+    node: tuple[Impaired, ...] = Field(
+        default=(), description="NAME=FACTOR or NAME=down: a host, GPU, NIC or switch, as n7=0.8"
+    )
+
+
+class DegradedTopology(TopologyView):
+    """A topology with weak or broken parts, of all nodes that are up."""
+
+    before: tuple[LevelView, ...] = Field(description="the levels without the new ones")
 
 
 class ModelView(Document):

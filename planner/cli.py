@@ -39,7 +39,7 @@ from planner.tables import (
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
-from planner.topology.impair import degraded, parse_impairment
+from planner.topology.impair import degraded, parse_impairments
 
 __all__ = ["app", "main"]
 
@@ -310,11 +310,7 @@ def degrade_topology(
     Shows the levels of all its nodes that are up, before and after, on stderr.
     """
     before = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
-    wrong = [
-        *(parse_impairment(text, is_link=True) for text in link or ()),
-        *(parse_impairment(text, is_link=False) for text in node or ()),
-    ]
-    after = degraded(before, wrong)
+    after = degraded(before, parse_impairments(link or (), node or ()))
     told = Console(stderr=True, width=_PIPE_WIDTH, highlight=False)
     show_degraded(told, *(compile_fabric(d, live_nodes(d)) for d in (before, after)))
     if output is None:

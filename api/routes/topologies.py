@@ -1,10 +1,14 @@
 """``/topologies``: the bundled clusters, those imported, and what the collectives see of them."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 
 from api.schemas import (
+    DegradedTopology,
     ImportedTopology,
     LevelView,
+    TopologyDegrade,
     TopologyImport,
     TopologySummary,
     TopologyView,
@@ -12,9 +16,10 @@ from api.schemas import (
 from api.strict import StrictRoute
 from planner.resolving import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
-from planner.topology.compile import compile_fabric
+from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
 from planner.topology.fabric import Level
+from planner.topology.impair import degraded, parse_impairments
 from planner.topology.importers.cluster import import_topology
 
 __all__ = ["router"]
@@ -51,7 +56,21 @@ def import_from_tools(request: TopologyImport) -> ImportedTopology:
     return ImportedTopology(**dict(view), remarks=found.remarks)
 
 
-def _view(document: TopologyDocument, nodes: int | None) -> TopologyView:
+@router.post("/degrade")
+def degrade(request: TopologyDegrade) -> DegradedTopology:
+    """Return the topology with weak or broken parts, and its levels before and after.
+
+    Post the document as ``topology`` of a request to plan with it; nothing is stored.
+    """
+    given = request.topology
+    document = load_topology(given) if isinstance(given, str) else given
+    after = degraded(document, parse_impairments(request.link, request.node))
+    view = _view(after, live_nodes(after))
+    before = compile_fabric(document, live_nodes(document))
+    return DegradedTopology(**dict(view), before=tuple(map(_level, before.levels)))
+
+
+def _view(document: TopologyDocument, nodes: int | Sequence[int] | None) -> TopologyView:
     fabric = compile_fabric(document, nodes)
     return TopologyView(
         document=document,
@@ -82,4 +101,9 @@ def _level(level: Level) -> LevelView:
         alpha_s=level.alpha_s,
         measured=level.measured,
         source=level.source,
+        unit_sizes=level.unit_sizes,
+        direct_share=level.direct_share,
+        path=level.path,
+        multicast=level.multicast,
+        oversubscription=level.oversubscription,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations  # nx.Graph[str] is for the type checker only
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -11,7 +11,7 @@ from planner.errors import InvalidInputError
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
 from planner.topology.units import first_switch, switches, unit_of
 
-__all__ = ["NodeTrouble", "degraded", "impair", "parse_impairment", "trouble"]
+__all__ = ["NodeTrouble", "degraded", "impair", "parse_impairments", "trouble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,25 @@ class NodeTrouble:
     compute_share: float = 1.0
 
 
-def parse_impairment(text: str, *, is_link: bool) -> Impairment:
-    """Return the impairment in ``n7/nic0:rail0/rail0=0.5`` or ``n7=down``.
+def parse_impairments(links: Iterable[str], nodes: Iterable[str]) -> list[Impairment]:
+    """Return the impairments in texts as ``n7/nic0:rail0/rail0=0.5`` and ``n7=down``.
 
     Raises:
-        InvalidInputError: It is not of that form, or the factor is not from 0 up to 1.
+        InvalidInputError: One is not of that form, or its factor is not from 0 up to 1.
     """
+    return [
+        *(_parse_impairment(text, is_link=True) for text in links),
+        *(_parse_impairment(text, is_link=False) for text in nodes),
+    ]
+
+
+def _parse_impairment(text: str, *, is_link: bool) -> Impairment:
     field = "link" if is_link else "node"
     what, equals, value = (part.strip() for part in text.rpartition("="))
     ends = tuple(end.strip() for end in what.split(":"))
     if not equals or not all(ends) or len(ends) != (2 if is_link else 1):
         raise InvalidInputError(
-            f"--{field} {text!r}: need {'A:B=FACTOR' if is_link else 'NAME=FACTOR'}, as "
+            f"{field} {text!r}: need {'A:B=FACTOR' if is_link else 'NAME=FACTOR'}, as "
             f"{'n7/nic0:rail0/rail0=0.5' if is_link else 'n7=down'}; factor 0 or down = broken",
             where=field,
         )
@@ -49,7 +56,7 @@ def parse_impairment(text: str, *, is_link: bool) -> Impairment:
         factor = -1.0
     if not 0 <= factor < 1:
         raise InvalidInputError(
-            f"--{field} {text!r}: {value!r} must be down, or a number from 0 up to but not 1, the "
+            f"{field} {text!r}: {value!r} must be down, or a number from 0 up to but not 1, the "
             "part of the healthy figure that is left",
             where=field,
         )
@@ -66,8 +73,8 @@ def degraded(document: TopologyDocument, more: Sequence[Impairment]) -> Topology
     """
     if not more:
         raise InvalidInputError(
-            f"topology {document.name!r}: name what is weak or broken, as --link "
-            "n7/nic0:rail0/rail0=0.5 or --node n7=down",
+            f"topology {document.name!r}: name what is weak or broken: a link as "
+            "n7/nic0:rail0/rail0=0.5, or a node as n7=down",
             where="impairments",
         )
     newest = {frozenset(i.link or (i.part,)): i for i in (*document.impairments, *more)}

@@ -94,3 +94,36 @@ def test_no_other_file_can_be_read_by_name(client: Client, name: str) -> None:
     if name:
         answer = client.post("/plan", json=plan_request(topology=name))
         assert answer.status_code == 404
+
+
+def test_a_weak_cable_halves_every_level_it_feeds(client: Client) -> None:
+    body = {"topology": "dgx-h100", "link": ["n7/nic3:rail0/rail3=0.5"], "node": ["n9=down"]}
+    answer = client.post("/topologies/degrade", json=body)
+    assert answer.status_code == 200, answer.text
+    view = answer.json()
+    assert view["nodes"] == 4095
+    rates = {level["name"]: level["bytes_per_s"] for level in view["levels"]}
+    before = {level["name"]: level["bytes_per_s"] for level in view["before"]}
+    assert rates["nvlink"] == before["nvlink"]
+    assert [rates[n] / before[n] for n in ("rail", "spine", "core")] == [0.5] * 3
+    again = {**body, "topology": view["document"], "link": ["n8/nic0:rail0/rail0=0.25"]}
+    twice = client.post("/topologies/degrade", json=again).json()
+    assert {lv["name"]: lv["bytes_per_s"] for lv in twice["levels"]}["rail"] == 12.5e9
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "name what is weak or broken"),
+        ({"link": ["n7/nic3=0.5"]}, "need A:B=FACTOR"),
+        ({"link": ["n7/nic9:rail0/rail3=0.5"]}, "n7 has no 'n7/nic9'"),
+        ({"node": ["n7=1"]}, "must be down, or a number from 0 up to but not 1"),
+        ({"node": ["n5000=down"]}, "nothing is called n5000"),
+    ],
+)
+def test_a_weak_part_that_is_none_is_refused_in_words(
+    client: Client, more: dict[str, list[str]], said: str
+) -> None:
+    answer = client.post("/topologies/degrade", json={"topology": "dgx-h100", **more})
+    assert answer.status_code == 422
+    assert said in answer.json()["error"]["message"]
