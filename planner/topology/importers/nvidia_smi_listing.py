@@ -32,6 +32,7 @@ _TAIL_COLUMNS: Final = (
 _NUMBERS: Final = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\s?\d{1,5}(?:-\d{1,5})?)*,?")
 # Six nodes with the most devices; more is a log of something else.
 _MAX_ROWS: Final = 2000
+_MAX_TOKENS: Final = MAX_GPUS + MAX_NICS + 16
 
 
 @dataclass(slots=True)
@@ -89,6 +90,9 @@ def _all_listings(lines: Sequence[str], *, remarks: Remarks) -> tuple[list[Listi
         stripped = without_prefix(line)
         tokens = stripped.split()
         if not tokens or "=" in tokens[:2]:  # "X    = Self"
+            continue
+        if len(tokens) > _MAX_TOKENS:
+            remarks.add(f"left out: {len(tokens)} words are no row of a matrix", number)
             continue
         current = found[-1] if found else None
         if _is_header(tokens):
