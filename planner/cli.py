@@ -39,6 +39,7 @@ from planner.tables import (
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
+from planner.topology.drawing import draw_svg
 from planner.topology.impair import degraded, parse_impairments
 
 __all__ = ["app", "main"]
@@ -275,15 +276,26 @@ def show_topology(
     name: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
     *,
     nodes: Nodes = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Write a drawing here instead; - = stdout.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show a topology as the collectives see it; --json gives the document."""
+    """Show a topology, its parts and as the collectives see it; --json gives the document."""
     document = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
     fabric = compile_fabric(document, nodes)
+    if svg is not None and as_json:
+        raise InvalidInputError("--svg and --json both say what to print; give one", where="svg")
     if as_json:
         _print(document.model_dump_json(indent=2))
+    elif svg is not None:
+        drawing = draw_svg(document, nodes).rstrip()
+        if str(svg) == "-":
+            _print(drawing)
+        else:
+            _write(svg, drawing)
     else:
-        show_fabric(_console(), document, fabric)
+        show_fabric(_console(), document, fabric, nodes)
 
 
 @topology_app.command("degrade")

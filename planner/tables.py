@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.tree import Tree
 
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
@@ -28,7 +29,8 @@ from planner.summary import (
     waiting,
 )
 from planner.topology.document import TopologyDocument
-from planner.topology.fabric import Fabric
+from planner.topology.fabric import Fabric, Level
+from planner.topology.outline import Line, outline, runs
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
@@ -44,6 +46,27 @@ _BAR_WIDTH: Final = 36
 # Below this width the reasons of the runners-up stand under their table.
 _WIDE: Final = 110
 _MAX_VALUE_LENGTH: Final = 100
+# Those that would be empty for every level are left out.
+_LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
+    "level": lambda level: escape(level.name),
+    "kind": lambda level: level.kind,
+    "GPUs of a unit>": lambda level: (
+        runs(level.unit_sizes) if level.unit_sizes else f"{level.unit_size:,}"
+    ),
+    "per GPU, one way>": lambda level: format_rate(level.bytes_per_s, "B/s"),
+    "each for itself>": lambda level: (
+        format_rate(level.bytes_per_s * level.direct_share, "B/s")
+        if level.direct_share != 1
+        else ""
+    ),
+    "latency>": lambda level: format_seconds(level.alpha_s),
+    "path|": lambda level: "" if level.path == "peer" else level.path,
+    "oversubscribed>": lambda level: (
+        f"{level.oversubscription:g}:1" if level.oversubscription > 1 else ""
+    ),
+    "multicast": lambda level: "yes" if level.multicast else "",
+    "source": lambda level: escape(level.source),
+}
 
 
 def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
@@ -92,21 +115,29 @@ def show_topologies(out: Console, documents: Iterable[TopologyDocument]) -> None
     out.print(table)
 
 
-def show_fabric(out: Console, document: TopologyDocument, fabric: Fabric) -> None:
-    """Print the levels of a topology as the collectives see them."""
-    table = _table("level", "kind", "GPUs of a unit>", "per GPU, one way>", "latency>", "source")
-    for level in fabric.levels:
-        table.add_row(
-            escape(level.name),
-            level.kind,
-            f"{level.unit_size:,}",
-            format_rate(level.bytes_per_s, "B/s"),
-            format_seconds(level.alpha_s),
-            escape(level.source),
-        )
+def show_fabric(
+    out: Console, document: TopologyDocument, fabric: Fabric, nodes: int | None = None
+) -> None:
+    """Print what a topology is made of, then its levels as the collectives see them.
+
+    Args:
+        out: Where to.
+        document: Which topology.
+        fabric: Compiled from it.
+        nodes: How many of its nodes are asked for; None shows the parts of all.
+    """
+    out.print(_tree(outline(document, nodes)))
+    out.print()
+    cells = {
+        name: [column(level) for level in fabric.levels] for name, column in _LEVEL_COLUMNS.items()
+    }
+    columns = {name: words for name, words in cells.items() if any(words)}
+    table = _table(*columns)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
-    nodes = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
-    title = f"{document.name}: {nodes}, {fabric.num_gpus:,} ranks on {document.device_name}"
+    counted = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
+    title = f"{document.name}: {counted}, {fabric.num_gpus:,} ranks on {document.device_name}"
     out.print(title, style="bold", markup=False)
     out.print(table)
     _show_assumptions(out, document.assumptions)
@@ -277,6 +308,13 @@ def _show_launch(out: Console, plan: Plan, plan_source: str) -> None:
 def _arguments(command: str) -> list[str]:
     """Return a command in pieces that stay on one line: an option and its values."""
     return re.split(r" (?=--)", command)
+
+
+def _tree(line: Line) -> Tree:
+    tree = Tree(escape(line.text))
+    for below in line.below:
+        tree.children.append(_tree(below))
+    return tree
 
 
 def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:

@@ -1,8 +1,9 @@
 """``/topologies``: the bundled clusters, those imported, and what the collectives see of them."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from api.schemas import (
     DegradedTopology,
@@ -18,11 +19,20 @@ from planner.resolving import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
+from planner.topology.drawing import draw_svg
 from planner.topology.fabric import Level
 from planner.topology.impair import degraded, parse_impairments
 from planner.topology.importers.cluster import import_topology
 
 __all__ = ["router"]
+
+# A drawing has styles of its own, and nothing else that a browser would load or run.
+_DRAWING_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Referrer-Policy": "same-origin",
+}
 
 router = APIRouter(prefix="/topologies", tags=["topologies"], route_class=StrictRoute)
 
@@ -31,6 +41,18 @@ router = APIRouter(prefix="/topologies", tags=["topologies"], route_class=Strict
 def list_topologies() -> list[TopologySummary]:
     """List the bundled topologies."""
     return [_summary(load_topology(name)) for name in topology_names()]
+
+
+# Before the route below, which would take the ending for a part of the name.
+@router.get(
+    "/{name}.svg",
+    response_class=Response,
+    responses={200: {"content": {"image/svg+xml": {}}, "description": "a drawing"}},
+)
+def draw_topology(name: str, nodes: int | None = None) -> Response:
+    """Return a drawing of a bundled topology, of all its nodes or of the first ``nodes``."""
+    drawing = draw_svg(load_topology(name), nodes)
+    return Response(drawing, media_type="image/svg+xml", headers=_DRAWING_HEADERS)
 
 
 @router.get("/{name}")
