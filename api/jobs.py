@@ -25,7 +25,13 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.plan import Calibration, CalibrationRun, Plan, canonical_json, document_hash
 from planner.planning import make_plan
 from planner.request import PlanRequest
-from planner.resolving import ResolvedRequest, build_problem, resolve, topology_fingerprint
+from planner.resolving import (
+    ResolvedRequest,
+    build_problem,
+    planned_nodes,
+    resolve,
+    topology_fingerprint,
+)
 from planner.topology.document import TopologyDocument
 
 __all__ = ["Jobs", "build_fingerprint"]
@@ -190,7 +196,8 @@ class Jobs:
         plan = self._stored_plan(run.plan_id)
         document = parse_json(self._store.request_of_plan(plan.id), source="stored request")
         request = validated(PlanRequest, document, source="stored request")
-        return Measured(build_problem(resolve(request)), plan, run)
+        resolved = resolve(request)
+        return Measured(build_problem(resolved, nodes=planned_nodes(resolved, plan)), plan, run)
 
     def _stored_plan(self, plan_id: str) -> Plan:
         stored = self._store.plan(plan_id)

@@ -179,6 +179,10 @@ def plan(
         },
         constraints=dict(map(_constraint, constraint or [])),
     )
+    if nodelist is not None and nodes is None:
+        fields.pop("nodes", None)  # of the file: as many as the list names
+    elif nodes is not None and nodelist is None:
+        fields.pop("allocation", None)
     constants = None if calibration == "none" else _read(Calibration, calibration)
     fields["calibration"] = constants.id if constants else "none"
     resolved = resolve(validated(PlanRequest, fields))
@@ -467,6 +471,7 @@ def calibrate(
     fields = {
         "topology": _topology_field(topology or timed.topology),
         "nodes": -(-ranks // per_node),
+        "allocation": timed.ranks.hosts,
         "model": _model_field(model or timed.model.name),
         "training": timed.training.model_dump(),
         "framework": timed.framework,

@@ -6,13 +6,13 @@ them out, take others) and plans for the fastest.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from planner import __version__
 from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
 from planner.cost.problem import Problem
-from planner.errors import InfeasiblePlanError
+from planner.errors import InfeasiblePlanError, PlannerError
 from planner.plan import (
     Calibration,
     PlacementOption,
@@ -40,14 +40,14 @@ _ASSUMPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A placement with its search; ``ranking`` is None where nothing fits."""
+    """A placement that fits, with its search."""
 
     placement: Placement
     problem: Problem
-    ranking: Ranking | None
+    ranking: Ranking
 
-    def step_time_s(self) -> float | None:
-        return None if self.ranking is None else float(self.ranking.priced.step_time_s()[0])
+    def step_time_s(self) -> float:
+        return float(self.ranking.priced.step_time_s()[0])
 
 
 def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None) -> Plan:
@@ -58,40 +58,30 @@ def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None)
         InfeasiblePlanError: Nothing fits; ``suggestion`` holds the smallest change found that
             does, as fields of a request.
     """
-    problem = build_problem(resolved, calibration)
-    try:
-        options = list(_options(resolved, problem, calibration))
-    except InfeasiblePlanError as error:
-        raise _with_suggestion(error, resolved, calibration) from error
-    fastest = min(
-        (option for option in options if option.ranking is not None),
-        key=lambda option: option.step_time_s() or 0.0,
-    )
-    return _plan(resolved, options, fastest, calibration)
-
-
-def _options(
-    resolved: ResolvedRequest, problem: Problem, calibration: Calibration | None
-) -> Iterator[_Option]:
-    """Yield every placement, priced; the first keeps the nodes asked for.
-
-    Raises:
-        InfeasiblePlanError: Nothing fits anywhere.
-    """
     spares = () if resolved.hosts else sorted({*live_nodes(resolved.topology)} - {*resolved.nodes})
-    refused: InfeasiblePlanError | None = None
-    none_fits = True
-    for placement in placements(resolved.topology, resolved.nodes, spares):
-        if placement.choice != "keep" or placement.nodes != resolved.nodes:
-            problem = build_problem(resolved, calibration, placement.nodes)
-        try:
-            ranking = rank(problem, resolved.request.constraints)
-            none_fits = False
-        except InfeasiblePlanError as error:
-            ranking, refused = None, refused or error
-        yield _Option(placement, problem, ranking)
-    if none_fits and refused is not None:
+    tried = placements(resolved.topology, resolved.nodes, spares)
+    priced = [_priced(resolved, placement, calibration) for placement in tried]
+    options = [option for option in priced if isinstance(option, _Option)]
+    if not options:
+        refused = priced[0]  # of the nodes asked for
+        assert isinstance(refused, PlannerError), "what is no option is an error"
+        if isinstance(refused, InfeasiblePlanError):
+            raise _with_suggestion(refused, resolved, calibration) from refused
         raise refused
+    fastest = min(options, key=_Option.step_time_s)
+    times = {option.placement: option.step_time_s() for option in options}
+    return _plan(resolved, fastest, _placements(resolved, tried, times, fastest), calibration)
+
+
+def _priced(
+    resolved: ResolvedRequest, placement: Placement, calibration: Calibration | None
+) -> _Option | PlannerError:
+    """Return the best there, or why there is nothing: a degree may not divide fewer nodes."""
+    try:
+        problem = build_problem(resolved, calibration, placement.nodes)
+        return _Option(placement, problem, rank(problem, resolved.request.constraints))
+    except PlannerError as error:
+        return error
 
 
 def _with_suggestion(
@@ -115,12 +105,11 @@ def _with_suggestion(
 
 def _plan(
     resolved: ResolvedRequest,
-    options: Sequence[_Option],
     fastest: _Option,
+    options: tuple[PlacementOption, ...],
     calibration: Calibration | None,
 ) -> Plan:
     request, problem = resolved.request, fastest.problem
-    assert fastest.ranking is not None, "the fastest option has a ranking"
     fields = answer(problem, fastest.ranking, top_k=request.top_k, interval=_interval(calibration))
     fields["ranks"] = _with_hosts(fields["ranks"], resolved, fastest.placement)
     return Plan(
@@ -128,7 +117,7 @@ def _plan(
         topology=resolved.topology.name,
         framework=request.framework,
         training=request.training,
-        placements=_placements(resolved, options, fastest),
+        placements=options,
         waiting=_waiting(resolved, fastest, calibration),
         assumptions=tuple(_assumptions(resolved, fastest)),
         provenance=_provenance(resolved, problem, calibration),
@@ -137,27 +126,31 @@ def _plan(
 
 
 def _with_hosts(ranks: RankRule, resolved: ResolvedRequest, placement: Placement) -> RankRule:
-    """Return the rule with the hosts in rank order, where they are known by name."""
-    if not resolved.hosts and not resolved.topology.hosts and placement.choice == "keep":
+    """Return the rule with the hosts in rank order, where it matters which they are."""
+    topology = resolved.topology
+    if not (resolved.hosts or topology.hosts or topology.impairments or topology.islands):
         return ranks
     return ranks.model_copy(update={"hosts": tuple(map(resolved.host, placement.nodes))})
 
 
 def _placements(
-    resolved: ResolvedRequest, options: Sequence[_Option], fastest: _Option
+    resolved: ResolvedRequest,
+    tried: Sequence[Placement],
+    times: dict[Placement, float],
+    fastest: _Option,
 ) -> tuple[PlacementOption, ...]:
-    if len(options) == 1:
+    if len(tried) == 1:
         return ()
     return tuple(
         PlacementOption(
-            choice=option.placement.choice,
-            num_nodes=len(option.placement.nodes),
-            left_out=tuple(map(resolved.host, option.placement.left_out)),
-            added=tuple(map(resolved.host, option.placement.added)),
-            step_time_s=option.step_time_s(),
-            is_chosen=option is fastest,
+            choice=placement.choice,
+            num_nodes=len(placement.nodes),
+            left_out=tuple(map(resolved.host, placement.left_out)),
+            added=tuple(map(resolved.host, placement.added)),
+            step_time_s=times.get(placement),
+            is_chosen=placement is fastest.placement,
         )
-        for option in options
+        for placement in tried
     )
 
 
@@ -165,20 +158,18 @@ def _waiting(
     resolved: ResolvedRequest, fastest: _Option, calibration: Calibration | None
 ) -> Waiting | None:
     """Price as many nodes under as few switches as the cluster has, for an allocation."""
-    packed = packed_nodes(resolved.topology, len(fastest.placement.nodes))
-    if not resolved.hosts or packed is None:
+    if not resolved.hosts:
         return None
-    problem = build_problem(resolved, calibration, packed)
-    if replace(problem.fabric, nodes=None) == replace(fastest.problem.fabric, nodes=None):
+    packed = packed_nodes(resolved.topology, fastest.placement.nodes)
+    if packed is None:
         return None
-    now_s = fastest.step_time_s()
-    then_s = float(rank(problem, resolved.request.constraints).priced.step_time_s()[0])
-    if now_s is None or then_s >= now_s:
+    then = _priced(resolved, Placement("move", packed), calibration)
+    if isinstance(then, PlannerError) or then.step_time_s() >= fastest.step_time_s():
         return None
     return Waiting(
         hosts=tuple(map(resolved.topology.host, packed)),
-        step_time_s=then_s,
-        gain=1 - then_s / now_s,
+        step_time_s=then.step_time_s(),
+        gain=1 - then.step_time_s() / fastest.step_time_s(),
     )
 
 

@@ -13,7 +13,7 @@ from planner.model.bundled import load_model
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import split_table
-from planner.plan import Calibration, document_hash
+from planner.plan import Calibration, Plan, document_hash
 from planner.request import HuggingFaceModel, PlanRequest
 from planner.search.space import pipelines
 from planner.topology.bundled import load_topology
@@ -21,7 +21,7 @@ from planner.topology.compile import compile_fabric, first_nodes
 from planner.topology.document import DeviceFigures, TopologyDocument
 from planner.topology.placement import allocated_nodes
 
-__all__ = ["ResolvedRequest", "build_problem", "resolve", "topology_fingerprint"]
+__all__ = ["ResolvedRequest", "build_problem", "planned_nodes", "resolve", "topology_fingerprint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,25 @@ def resolve(request: PlanRequest) -> ResolvedRequest:
         return ResolvedRequest(request, topology, first_nodes(topology, request.nodes), model)
     nodes, hosts, assumed = allocated_nodes(topology, request.allocation)
     return ResolvedRequest(request, topology, nodes, model, hosts, (assumed,) if assumed else ())
+
+
+def planned_nodes(resolved: ResolvedRequest, plan: Plan) -> tuple[int, ...]:
+    """Return the nodes that a plan of this request runs on: weak ones may be left out.
+
+    Raises:
+        InvalidInputError: The topology does not have a host of the plan.
+    """
+    if plan.ranks.hosts is None:
+        return resolved.nodes
+    numbers = {resolved.host(node): node for node in range(resolved.topology.max_nodes)}
+    unknown = [host for host in plan.ranks.hosts if host not in numbers]
+    if unknown:
+        raise InvalidInputError(
+            f"plan {plan.id} runs on {unknown[0]!r}, which topology {resolved.topology.name!r} "
+            "does not have; give the topology that was planned for",
+            where="topology",
+        )
+    return tuple(sorted(numbers[host] for host in plan.ranks.hosts))
 
 
 def topology_fingerprint(topology: TopologyDocument) -> str:

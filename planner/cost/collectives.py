@@ -53,6 +53,7 @@ __all__ = [
     "legal_algorithms",
     "members_below",
     "rate_of",
+    "runs_as",
     "thresholds",
 ]
 
@@ -172,7 +173,7 @@ def collective_terms(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S as in the module docstring, shape [rows].
     """
-    op = _runs_as(fabric, op)
+    op = runs_as(fabric, op)
     if algorithm == "hierarchical":
         latency, transfer = _hierarchical(op, fabric, group, size_bytes)
     else:
@@ -238,7 +239,7 @@ def thresholds(
     return (*closed, SizeThreshold(up_to_bytes=None, algorithm=algorithms[int(chosen[-1])]))
 
 
-def _runs_as(fabric: Fabric, op: Collective) -> Collective:
+def runs_as(fabric: Fabric, op: Collective) -> Collective:
     """Return what the library does when asked for ``op``."""
     return "all_reduce" if fabric.library == "gloo" and op == "reduce_scatter" else op
 
@@ -312,7 +313,7 @@ def _hierarchical(
     )
     latency, transfer = _ring(op, fabric, outer, shard)
     for part in inside_ops:
-        more = _ring(_runs_as(fabric, part), fabric, inner, size_bytes)
+        more = _ring(runs_as(fabric, part), fabric, inner, size_bytes)
         latency, transfer = latency + more[0], transfer + more[1]
     return latency, transfer
 

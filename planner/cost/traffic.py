@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import members_below, rate_of
+from planner.cost.collectives import members_below, rate_of, runs_as
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import Algorithm, Collective
@@ -61,13 +61,28 @@ def lower_bound_s(
 
 
 def bytes_per_level(
-    op: Collective, algorithm: Algorithm, fabric: Fabric, group: Group, size_bytes: Column
+    op: Collective,
+    algorithm: Algorithm,
+    fabric: Fabric,
+    group: Group,
+    size_bytes: Column,
+    *,
+    closed: bool = False,
 ) -> list[Column]:
     """Return the bytes that a rank sends over each level, mean over the group, per call.
 
     A ring or tree crosses a level by its edges there; a ring closes on the highest level it uses.
     Levels add up to what the algorithm sends: twice ``S (n-1)/n`` for a ring all_reduce.
+
+    Args:
+        op: Operation.
+        algorithm: How it is done.
+        fabric: Levels, and the library, which may do another operation in its place.
+        group: The group's lie on the levels, shape [rows].
+        size_bytes: S, shape [rows].
+        closed: Whether a send_recv goes from the last to the first too, as keys and values do.
     """
+    op = runs_as(fabric, op)
     if algorithm == "hierarchical":
         return _hierarchical(op, fabric, group, size_bytes)
     n, below = group.degree, members_below(group)
@@ -76,9 +91,11 @@ def bytes_per_level(
             size_bytes * (inside - m) / n for m, inside in zip(below, group.members, strict=True)
         ]
     if op == "send_recv":
-        return [size_bytes * edges for edges in _chain_edges(group)]
+        hops = _ring_edges(group) if closed else _chain_edges(group)
+        return [size_bytes * edges for edges in hops]
     sent = _PASSES.get(op, 1) * size_bytes * (n - 1) / n
-    return [sent * edges for edges in _ring_edges(group)]
+    edges_on = _chain_edges if algorithm == "tree" else _ring_edges  # a tree of trees, n - 1 edges
+    return [sent * edges for edges in edges_on(group)]
 
 
 def _ring_edges(group: Group) -> list[Column]:

@@ -112,7 +112,9 @@ def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterat
             continue
         group = axis_group(problem.fabric, best, op.axis)
         algorithm = choice.algorithms[int(choice.index[0])]
-        sent = bytes_per_level(op.op, algorithm, problem.fabric, group, op.size_bytes)
+        sent = bytes_per_level(
+            op.op, algorithm, problem.fabric, group, op.size_bytes, closed=op.axis == "cp"
+        )
         for depth, size in enumerate(sent):
             key = op.axis, depth
             found[key] = found.get(key, 0.0) + float((size * exposed.repeats)[0])

@@ -37,7 +37,8 @@ def smallest_change(
         return {"constraints": {}}
     nodes = _fewest_nodes(request, build)
     if nodes is not None:
-        return {"nodes": nodes}
+        # those of an allocation are not enough, whichever they are
+        return {"nodes": nodes} | ({"allocation": None} if request.allocation else {})
     length = request.training.seq_len
     while length % 2 == 0 and length > _SHORTEST_SEQUENCE:
         length //= 2

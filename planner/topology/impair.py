@@ -80,7 +80,12 @@ def degraded(document: TopologyDocument, more: Sequence[Impairment]) -> Topology
     newest = {frozenset(i.link or (i.part,)): i for i in (*document.impairments, *more)}
     impairments = [impairment.model_dump() for impairment in newest.values()]
     after = parse_topology({**document.model_dump(mode="json"), "impairments": impairments})
-    trouble(after)
+    down = [node for node, what in trouble(after)[0].items() if what.compute_share == 0]
+    if len(down) == after.max_nodes:
+        raise InvalidInputError(
+            f"topology {document.name!r}: every node would be down; leave one of them up",
+            where="impairments",
+        )
     return after
 
 
@@ -104,12 +109,29 @@ def trouble(document: TopologyDocument) -> tuple[dict[int, NodeTrouble], tuple[I
     return found, tuple(trunks)
 
 
-def impair(graph: nx.Graph[str], impairment: Impairment) -> None:
-    """Weaken the links that ``impairment`` names; a link with nothing left is taken out.
+def impair(graph: nx.Graph[str], impairments: Iterable[Impairment]) -> None:
+    """Weaken the links that ``impairments`` name; a link with nothing left is taken out.
 
     Args:
         graph: Changed in place.
-        impairment: Of a link, or of a part all of whose links are meant.
+        impairments: Of links, or of parts all of whose links are meant.
+
+    Raises:
+        InvalidInputError: The graph has no such link or part.
+    """
+    touched: set[tuple[str, str]] = set()
+    for impairment in impairments:
+        for a, b in _edges(graph, impairment):
+            graph[a][b]["bandwidth_bytes_per_s"] *= impairment.factor
+            touched.add((a, b))
+    # Only now: a part may be named twice, by itself and by its link.
+    graph.remove_edges_from(
+        [(a, b) for a, b in touched if graph[a][b]["bandwidth_bytes_per_s"] == 0]
+    )
+
+
+def _edges(graph: nx.Graph[str], impairment: Impairment) -> list[tuple[str, str]]:
+    """Return the links that an impairment names.
 
     Raises:
         InvalidInputError: The graph has no such link or part.
@@ -121,11 +143,7 @@ def impair(graph: nx.Graph[str], impairment: Impairment) -> None:
         edges = [(part, other) for other in graph[part]] if part in graph else []
     if not edges:
         raise _unknown(impairment, graph)
-    for a, b in edges:
-        if impairment.factor == 0:
-            graph.remove_edge(a, b)
-        else:
-            graph[a][b]["bandwidth_bytes_per_s"] *= impairment.factor
+    return edges
 
 
 def _cables(document: TopologyDocument) -> tuple[Impairment, ...]:
@@ -171,7 +189,7 @@ def _nodes_of(
     if domain is None or not switch.startswith("domain") or not switch[6:].isdecimal():
         return []
     units = unit_of(domain, range(document.max_nodes))
-    return (units == int(switch[6:9])).nonzero()[0].tolist()
+    return (units == int(switch[6:])).nonzero()[0].tolist()
 
 
 def _more(

@@ -3,15 +3,17 @@
 No prices here: ``planner.planning`` prices every option and takes the cheapest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.errors import InvalidInputError
-from planner.topology.compile import live_nodes
-from planner.topology.document import TopologyDocument
+from planner.topology.compile import first_nodes, live_nodes
+from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
 from planner.topology.impair import trouble
 from planner.topology.units import switches, unit_of
 
@@ -19,6 +21,10 @@ __all__ = ["Placement", "allocated_nodes", "packed_nodes", "placements"]
 
 # Leaving nodes out may leave a number that no layout divides; rounder ones below are tried too.
 _ROUND_NUMBERS: Final = (1, 2, 4, 8)
+# Every option is a search of its own; beyond this many kinds of trouble all weak nodes go together.
+_MOST_KINDS: Final = 3
+# Units that hold all nodes, of which the one with fewest switches below is looked for.
+_MOST_UNITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +49,15 @@ def allocated_nodes(
 ) -> tuple[tuple[int, ...], dict[int, str], str | None]:
     """Return the nodes of an allocation, ascending, their names, and what had to be assumed.
 
-    Names that the topology does not know are taken for its first nodes, in the order given,
-    where it names no nodes of its own.
+    Names that the topology does not know are taken for its first nodes that are up, in the order
+    given, where it names no nodes of its own.
 
     Raises:
         InvalidInputError: A host is named twice, not in the topology, down, or one too many.
     """
-    if len(set(hosts)) != len(hosts):
-        twice = next(host for host in hosts if list(hosts).count(host) > 1)
-        raise InvalidInputError(f"allocation names {twice!r} twice", where="allocation")
+    (most_named, times), *_ = Counter(hosts).most_common(1)
+    if times > 1:
+        raise InvalidInputError(f"allocation names {most_named!r} twice", where="allocation")
     if len(hosts) > document.max_nodes:
         raise InvalidInputError(
             f"allocation has {len(hosts)} nodes but topology {document.name!r} has "
@@ -68,7 +74,7 @@ def allocated_nodes(
             where="allocation",
         )
     if unknown:
-        numbers = {host: node for node, host in enumerate(hosts)}
+        numbers = dict(zip(hosts, first_nodes(document, len(hosts)), strict=True))
         assumed = (
             f"topology {document.name!r} names no hosts: the {len(hosts)} of the allocation are "
             "taken for its first nodes, in the order given; import it with a Slurm topology or "
@@ -89,7 +95,8 @@ def allocated_nodes(
 def placements(
     document: TopologyDocument, nodes: Sequence[int], spares: Iterable[int]
 ) -> tuple[Placement, ...]:
-    """Return the options for a job on ``nodes``; a healthy, uniform cluster has one.
+    """Return the options for a job on ``nodes``, as asked for first; a healthy, uniform cluster
+    has one.
 
     Args:
         document: Which cluster.
@@ -97,59 +104,62 @@ def placements(
         spares: Live nodes that may be taken in place of weak ones.
     """
     weak = _weak_nodes(document)
-    mine = [node for node in nodes if node in weak]
-    found = [Placement("keep", tuple(nodes))]
-    found += _one_type_each(document, nodes)
-    if not mine:
-        return tuple(found)
-    strong = [node for node in nodes if node not in weak]
-    for multiple in _ROUND_NUMBERS:
-        kept = strong[: len(strong) // multiple * multiple]
-        if kept and all(len(kept) != len(other.nodes) for other in found):
-            found.append(Placement("drop", tuple(kept), _without(nodes, kept)))
-    own = document.island_of(strong[0] if strong else mine[0])
-    healthy = [n for n in spares if n not in weak and document.island_of(n) == own]
-    added = _nearest(document, strong or mine, healthy, len(mine))
-    if len(added) == len(mine):
-        moved = tuple(sorted((*strong, *added)))
-        found.append(Placement("move", moved, tuple(mine), tuple(sorted(added))))
-    return tuple(found)
+    healthy = [node for node in spares if node not in weak]
+    found = {tuple(nodes): Placement("keep", tuple(nodes))}
+    for kept in _parts(document, nodes, weak):
+        for option in (*_dropped(document, nodes, kept), *_moved(document, nodes, kept, healthy)):
+            found.setdefault(option.nodes, option)
+    return tuple(found.values())
 
 
-def packed_nodes(document: TopologyDocument, num_nodes: int) -> tuple[int, ...] | None:
-    """Return live, healthy nodes under as few switches as possible; None where there are too few.
+def packed_nodes(document: TopologyDocument, nodes: Sequence[int]) -> tuple[int, ...] | None:
+    """Return as many healthy nodes of the same types under fewer switches; None without any.
 
-    The innermost tier with a unit that holds them decides; there the fewest units below.
+    The fewest units of the outermost level count first, then those of the next one inside. They
+    are found where one unit holds all; several are taken fullest first.
     """
-    weak = _weak_nodes(document)
-    live = np.array([node for node in live_nodes(document) if node not in weak])
-    if document.network is None or len(live) < num_nodes:
+    weak, kinds = _weak_nodes(document), {_kind(document, node) for node in nodes}
+    live = [n for n in live_nodes(document) if n not in weak and _kind(document, n) in kinds]
+    if document.network is None or len(live) < len(nodes):
         return None
-    chosen = live
-    for level in reversed([document.nvlink_domain, *document.network.tiers]):
-        if level is None:
-            continue
-        of_unit = np.unique(unit_of(level, chosen.tolist()), return_inverse=True)[1]
-        counts = np.bincount(of_unit)
-        if counts.max() >= num_nodes:
-            fullest_first = [int(np.argmax(counts))]
-        else:
-            fullest_first = _fewest(counts, num_nodes)
-        chosen = chosen[np.isin(of_unit, fullest_first)]
-    return tuple(chosen[:num_nodes].tolist())
+    levels = _levels(document)
+    chosen = _packed(levels, np.array(live), len(nodes))
+    return chosen if _spread(levels, chosen) < _spread(levels, nodes) else None
 
 
-def _fewest(counts: np.ndarray[tuple[int], np.dtype[np.int64]], num_nodes: int) -> list[int]:
-    """Return the fullest units that together hold ``num_nodes``."""
-    order = np.argsort(-counts, kind="stable")
-    enough = int(np.searchsorted(np.cumsum(counts[order]), num_nodes)) + 1
-    return order[:enough].tolist()
+def _packed(
+    levels: Sequence[NvlinkDomain | Tier], nodes: npt.NDArray[np.int64], count: int
+) -> tuple[int, ...]:
+    """Return ``count`` of ``nodes`` under few units of ``levels``, innermost first."""
+    if not levels:
+        return tuple(nodes[:count].tolist())
+    *inner, level = levels
+    of_unit = np.unique(unit_of(level, nodes.tolist()), return_inverse=True)[1]
+    counts = np.bincount(of_unit)
+    fullest = np.argsort(-counts, kind="stable")
+    holding = fullest[counts[fullest] >= count][:_MOST_UNITS]
+    if len(holding) == 0:
+        enough = int(np.searchsorted(np.cumsum(counts[fullest]), count)) + 1
+        return _packed(inner, nodes[np.isin(of_unit, fullest[:enough])], count)
+    tried = [_packed(inner, nodes[of_unit == unit], count) for unit in holding]
+    return min(tried, key=lambda chosen: _spread(inner, chosen))
 
 
-def _weak_nodes(document: TopologyDocument) -> set[int]:
-    """Return the nodes with a weak part, or under a switch with a weak link upward."""
+def _spread(levels: Sequence[NvlinkDomain | Tier], nodes: Sequence[int]) -> list[int]:
+    """Return how many units of every level hold ``nodes``, outermost first."""
+    return [len(np.unique(unit_of(level, nodes))) for level in reversed(levels)]
+
+
+def _levels(document: TopologyDocument) -> list[NvlinkDomain | Tier]:
+    """Return what nodes are joined by, innermost first."""
+    tiers = document.network.tiers if document.network else ()
+    return [level for level in (document.nvlink_domain, *tiers) if level is not None]
+
+
+def _weak_nodes(document: TopologyDocument) -> dict[int, list[Hashable]]:
+    """Return what is wrong with the nodes with a weak part, or under a weak link upward."""
     found, trunks = trouble(document)
-    weak = set(found)
+    weak: dict[int, list[Hashable]] = {node: [what] for node, what in found.items()}
     network, known = document.network, switches(document) if trunks else {}
     for impairment in trunks:
         for end in impairment.link or (str(impairment.part),):
@@ -158,30 +168,63 @@ def _weak_nodes(document: TopologyDocument) -> set[int]:
                 continue
             if impairment.link is None or switch.parent in impairment.link:
                 units = unit_of(network.tiers[switch.tier], range(document.max_nodes))
-                weak |= set(np.flatnonzero(units == switch.unit).tolist())
+                for node in np.flatnonzero(units == switch.unit).tolist():
+                    weak.setdefault(node, []).append(str(impairment))
     return weak
 
 
-def _one_type_each(document: TopologyDocument, nodes: Sequence[int]) -> list[Placement]:
-    """Return the nodes of each type alone, where they are of several."""
-    kinds: dict[int, list[int]] = {}
-    for node in nodes if document.islands else ():
-        island = document.island_of(node)
-        kinds.setdefault(-1 if island is None else island.first_node, []).append(node)
-    if len(kinds) < 2:
-        return []
-    return [Placement("drop", tuple(of), _without(nodes, of)) for of in kinds.values()]
+def _parts(
+    document: TopologyDocument, nodes: Sequence[int], weak: dict[int, list[Hashable]]
+) -> Iterator[list[int]]:
+    """Yield what may be kept of ``nodes``: the strong, all but one kind of weak, one type alone."""
+    strong = [node for node in nodes if node not in weak]
+    troubles = list({tuple(weak[node]): None for node in nodes if node in weak})
+    if troubles:
+        yield strong
+    if 1 < len(troubles) <= _MOST_KINDS:
+        for what in troubles:
+            yield [node for node in nodes if tuple(weak.get(node, ())) != what]
+    kinds = dict.fromkeys(_kind(document, node) for node in nodes)
+    for kind in kinds if len(kinds) > 1 else ():
+        yield [node for node in strong if _kind(document, node) == kind]
+        yield [node for node in nodes if _kind(document, node) == kind]
+
+
+def _dropped(
+    document: TopologyDocument, nodes: Sequence[int], kept: Sequence[int]
+) -> Iterator[Placement]:
+    """Yield ``kept`` alone, and fewer where that is a rounder number."""
+    for size in dict.fromkeys(len(kept) // multiple * multiple for multiple in _ROUND_NUMBERS):
+        if size:
+            fewer = _packed(_levels(document), np.array(kept), size)
+            yield Placement("drop", fewer, _without(nodes, fewer))
+
+
+def _moved(
+    document: TopologyDocument, nodes: Sequence[int], kept: Sequence[int], spares: Sequence[int]
+) -> Iterator[Placement]:
+    """Yield ``kept`` with spares of its type in place of the others, if there are enough."""
+    own = _kind(document, (kept or nodes)[0])
+    alike = [node for node in spares if _kind(document, node) == own]
+    added = _nearest(document, kept or nodes, alike, len(nodes) - len(kept))
+    if added and len(added) + len(kept) == len(nodes):
+        moved = tuple(sorted((*kept, *added)))
+        yield Placement("move", moved, _without(nodes, moved), tuple(sorted(added)))
+
+
+def _kind(document: TopologyDocument, node: int) -> int:
+    """Return the type of a node: the first of its island, -1 for the common one."""
+    island = document.island_of(node) if document.islands else None
+    return -1 if island is None else island.first_node
 
 
 def _nearest(
     document: TopologyDocument, to: Sequence[int], spares: Sequence[int], count: int
 ) -> list[int]:
     """Return spares under the same switches as ``to`` first, then by number."""
-    tiers = [document.nvlink_domain, *(document.network.tiers if document.network else ())]
     distance = np.zeros(len(spares), dtype=int)
-    for tier in tiers:
-        if tier is not None and len(spares):
-            distance += ~np.isin(unit_of(tier, spares), unit_of(tier, to))
+    for level in _levels(document):
+        distance += ~np.isin(unit_of(level, spares), unit_of(level, to))
     order = np.argsort(distance, kind="stable")[:count]
     return [spares[i] for i in order]
 
