@@ -15,7 +15,7 @@ from planner.topology.legend import foot
 from planner.topology.node_drawing import OpenedNode, link_title, node_boxes, node_lines
 from planner.topology.placing import Box, text_width
 from planner.topology.surroundings import Surrounding, share_bytes_per_s, surroundings
-from planner.topology.svg import Scale, box, cut, label, line, scale_of, svg
+from planner.topology.svg import Scale, box, cut, label, line, mark, scale_of, svg
 from planner.topology.units import switch_name
 from planner.topology.wires import Health
 from planner.units import format_rate
@@ -25,13 +25,16 @@ __all__ = ["draw_svg"]
 _MARGIN: Final = 24.0
 _TITLE: Final = 62.0
 _BAR: Final = 38.0
-_RAIL_BAR: Final = 48.0
+_RAIL_BAR: Final = 54.0
 _GAP: Final = 46.0
+_CELL: Final = 26.0
 _CARD: Final = 92.0
 _SPACE: Final = 14.0
 _PAD: Final = 16.0
 _STRIP: Final = 22.0
 _MAX_CARDS: Final = 3
+_MAX_RAILS: Final = 64
+_MAX_ABOUT: Final = 240
 _MAX_SWITCHES: Final = 24
 _SWITCH: Final = 34.0
 _MIN_WIDTH: Final = 700.0
@@ -141,8 +144,12 @@ def _sheet(opened: OpenedNode, around: Sequence[Surrounding]) -> _Sheet:
 def _draw_opened(sheet: _Sheet) -> None:
     opened, frame = sheet.opened, sheet.frame
     host, factor = opened.host, opened.health.parts.get(opened.host, 1.0)
-    sheet.frames.append(box(frame, "frame", part=host, title=f"{host}: {opened.node.source[:240]}"))
-    sheet.lines += node_lines(opened, sheet.parts, sheet.scale)
+    sheet.frames.append(
+        box(frame, "frame", part=host, title=f"{host}: {opened.node.source[:_MAX_ABOUT]}")
+    )
+    for drawn, marked in node_lines(opened, sheet.parts, sheet.scale):
+        sheet.lines.append(drawn)
+        sheet.boxes += [marked] if marked else []
     sheet.boxes += node_boxes(opened, sheet.parts)
     island = opened.document.island_of(opened.number)
     device = island.device_name if island else opened.document.device_name
@@ -220,7 +227,7 @@ def _draw_domain(sheet: _Sheet, domain: NvlinkDomain, unit: int, cards: Sequence
     """Draw the NVSwitches below the nodes of a domain; return where they end."""
     opened, frame = sheet.opened, sheet.frame
     space = Box(frame.x, frame.bottom + 90, sheet.right - frame.x, 62)
-    sheet.frames.append(box(space, "frame", title=f"domain{unit}: {domain.source[:240]}"))
+    sheet.frames.append(box(space, "frame", title=f"domain{unit}: {domain.source[:_MAX_ABOUT]}"))
     text = f"domain{unit}: {domain.num_switches} NVSwitches, every GPU on each"
     sheet.boxes.append(label(space.x + 8, space.bottom - 8, cut(text, space.width - 16)))
     count = domain.num_switches if domain.num_switches > _MAX_SWITCHES else 1
@@ -269,36 +276,39 @@ def _draw_tier(
     assert network is not None
     own = switch_name(network, ring.tier, ring.unit, 0).partition("/")[0]
     by_rail = _is_by_rail(document, ring)
+    has_cells = by_rail and len(ends) <= _MAX_RAILS
     factor = 1.0 if by_rail else health.parts.get(own, 1.0)
-    sheet.frames.append(
-        box(bar, "switch", title=f"{own}: {tier.source[:240]}", part=own, factor=factor)
-    )
-    num_rails = len(ends) if by_rail else 0
-    text = cut(ring.text(own, num_rails=num_rails), bar.width - 16)
-    sheet.boxes.append(
-        label(bar.x + 8, bar.y + (16 if by_rail else 23), text, "bad" if factor != 1 else "")
-    )
-    above: list[tuple[str, float, float]] = []
+    about = f"{own}: {tier.source[:_MAX_ABOUT]}"
+    sheet.frames.append(box(bar, "switch", title=about, part=own, factor=factor))
+    text = cut(ring.text(own, num_rails=len(ends) if by_rail else 0), bar.width - 16)
+    y = bar.y + (16 if has_cells else bar.height / 2 + 4)
+    sheet.boxes.append(label(bar.x + 8, y, text, "bad" if factor != 1 else ""))
     num_nics = document.node.count("nic")
-    # Below the first tier a line is one NIC's cable, or all links of a unit (of a rail of it).
+    # In the first tier a line is the cable of one NIC, above it all links of a unit or of its rail.
     num_links = 1 if ring.tier == 0 else max(1, num_nics * ring.num_own // len(ends))
-    for i, (name, x, y) in enumerate(ends):
+    above: list[tuple[str, float, float]] = []
+    for i, (name, x, top) in enumerate(ends):
         switch = switch_name(network, ring.tier, ring.unit, i)
-        if by_rail:
-            width = sheet.parts[sheet.opened.node.names("nic")[i]].width
-            cell = Box(x - width / 2, bar.bottom - 22, width, 18)
-            factor = health.parts.get(switch, 1.0)
-            sheet.boxes.append(
-                box(cell, "switch", [f"rail{i}"], title=switch, part=switch, factor=factor)
-            )
+        if has_cells:
+            _draw_rail(sheet, bar, x, i, switch)
             above.append((switch, x, bar.y))
-        end = (x, bar.bottom - 22 if by_rail else bar.bottom)
-        _draw_line(sheet, (x, y), end, (name, switch), tier, num_links)
+        end = (x, bar.bottom - 4 if has_cells else bar.bottom)
+        _draw_line(sheet, (x, top), end, (name, switch), tier, num_links)
     for card in cards:
         x = card.place.centre
         num_links = num_nics * card.num_nodes
         _draw_line(sheet, (x, card.place.y), (x, bar.bottom), (card.name, own), tier, num_links)
+    # A line for each of very many rails would say no more than one for all.
     return above or [(own, sheet.frame.x + sheet.frame.width / 2, bar.y)]
+
+
+def _draw_rail(sheet: _Sheet, bar: Box, x: float, rail: int, switch: str) -> None:
+    """Draw the switch of one rail in the bar of its unit, above its NIC."""
+    width = sheet.parts[sheet.opened.node.names("nic")[rail]].width
+    cell = Box(x - width / 2, bar.bottom - _CELL - 4, width, _CELL)
+    factor = sheet.opened.health.parts.get(switch, 1.0)
+    drawn = box(cell, "switch", [f"rail{rail}"], title=switch, part=switch, factor=factor)
+    sheet.boxes.append(drawn)
 
 
 def _draw_line(
@@ -318,7 +328,10 @@ def _draw_line(
         kind = network.kind
         rate = share_bytes_per_s(opened.document, network.tiers.index(level))
     factor = opened.health.link(*ends, but=opened.workers) if opened.health.hosts else 1.0
-    title = link_title(" - ".join(ends), kind, rate * num_links, factor, level.source[:240])
+    if frozenset(ends) in opened.health.links:
+        sheet.boxes.append(mark((start[0] + end[0]) / 2, (start[1] + end[1]) / 2, factor))
+    source = opened.cut_source(level.source)
+    title = link_title(" - ".join(ends), kind, rate * num_links, factor, source)
     if num_links > 1:
         title += f"\n{num_links:,} x {format_rate(rate, 'B/s')}"
     sheet.lines.append(
@@ -327,7 +340,6 @@ def _draw_line(
             sheet.scale,
             rate,
             title=title,
-            mark_at=((start[0] + end[0]) / 2, (start[1] + end[1]) / 2),
             factor=factor,
             is_bundle=num_links > 1,
         )

@@ -30,7 +30,7 @@ def foot(opened: OpenedNode, scale: Scale, space: Box) -> tuple[list[str], float
         scale: Of bandwidths.
         space: Where to; its height is not used.
     """
-    about = "one direction, logarithmic; a thick line is many links, coloured as one of them"
+    about = "bandwidth in one direction; a thick line is many links, coloured as one of them"
     drawn = [label(space.x, space.y, about, "quiet")]
     y = space.y + 8
     if scale.low < scale.high:

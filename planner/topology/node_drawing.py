@@ -6,15 +6,17 @@ from typing import Final, Literal, Self
 
 from planner.topology.document import ComponentKind, NodeType, TopologyDocument
 from planner.topology.placing import Box, Placed, place_node
-from planner.topology.svg import Scale, box, line
+from planner.topology.svg import Scale, box, line, mark
 from planner.topology.wires import Health, Wire, node_wires
 from planner.units import format_rate
 
 __all__ = ["OpenedNode", "link_title", "node_boxes", "node_lines"]
 
-# All tooltips of a node together, in letters: what bounds the size of a drawing.
+# Sources of all links together, in letters, and of one: what bounds the size of a drawing.
 _MAX_SOURCES: Final = 60_000
 _MAX_SOURCE: Final = 240
+# Less of a source would say nothing.
+_MIN_SOURCE: Final = 30
 _EDGE: Final = 4.0
 _PORT: Final = 9.0
 _WORKERS: Final = ("gpu", "process")
@@ -61,6 +63,14 @@ class OpenedNode:
             name: Box(x + b.x, y + b.y, b.width, b.height) for name, b in self.placed.boxes.items()
         }
 
+    def cut_source(self, source: str) -> str:
+        """Return as much of the source of a link as there is room for."""
+        num_lines = len(self.wires) + self.node.count("nic")
+        length = min(_MAX_SOURCE, _MAX_SOURCES // num_lines)
+        if length < _MIN_SOURCE:
+            return ""
+        return source if len(source) <= length else source[:length] + "..."
+
     def factor(self, part: str) -> float:
         """Return what is left of a part."""
         return self.health.parts.get(f"{self.host}/{part}", 1.0)
@@ -70,6 +80,11 @@ class OpenedNode:
         if not self.health.hosts:
             return 1.0
         return self.health.link(f"{self.host}/{wire.a}", f"{self.host}/{wire.b}", but=self.workers)
+
+    def is_named(self, wire: Wire) -> bool:
+        """Return whether the link itself is impaired, and not only a part that it ends at."""
+        ends = frozenset((f"{self.host}/{wire.a}", f"{self.host}/{wire.b}"))
+        return ends in self.health.links
 
     @property
     def workers(self) -> frozenset[str]:
@@ -105,26 +120,27 @@ def node_boxes(opened: OpenedNode, boxes: dict[str, Box]) -> Iterator[str]:
             )
 
 
-def node_lines(opened: OpenedNode, boxes: dict[str, Box], scale: Scale) -> Iterator[str]:
-    """Yield a line for every joined pair, the slowest first."""
+def node_lines(
+    opened: OpenedNode, boxes: dict[str, Box], scale: Scale
+) -> Iterator[tuple[str, str]]:
+    """Yield a line for every joined pair, the slowest first, and the mark of an impaired one."""
     ports = _ports(opened, boxes)
-    length = min(_MAX_SOURCE, _MAX_SOURCES // max(1, len(opened.wires)))
     for i in sorted(range(len(opened.wires)), key=lambda i: opened.wires[i].bytes_per_s):
         wire = opened.wires[i]
         factor = opened.left_of(wire)
         links = "" if wire.num_links == 1 else f"{wire.num_links} x "
-        source = wire.source if len(wire.source) <= length else wire.source[:length] + "..."
+        source = opened.cut_source(wire.source)
         path, middle = _path(opened, boxes, wire, ports[i])
-        yield line(
+        drawn = line(
             path,
             scale,
             wire.bytes_per_s,
             title=link_title(
                 f"{wire.a} - {wire.b}", links + wire.kind, wire.bytes_per_s, factor, source
             ),
-            mark_at=middle,
             factor=factor,
         )
+        yield drawn, mark(*middle, factor) if opened.is_named(wire) else ""
 
 
 def _sides(

@@ -153,6 +153,7 @@ def _inside(document: TopologyDocument, node: NodeType) -> list[Line]:
     shared = _shared_nics(kinds, wires)
     children = {name: [c for c in found if c not in shared] for name, found in children.items()}
     order = [name for name in order if name not in shared]
+    hung_on = {(name, child) for name, found in children.items() for child in found}
     rates = {frozenset((wire.a, wire.b)): wire.bytes_per_s for wire in wires}
     # Numbers stand for what hangs below, or equal chains of switches would be compared in depth.
     numbers: dict[_Part, int] = {}
@@ -166,10 +167,11 @@ def _inside(document: TopologyDocument, node: NodeType) -> list[Line]:
         words = tuple(f"{n} {kind} at {_rate(rate)}" for (kind, rate), n in leaves.items())
         below = tuple((number, rate) for _, number, rate in hung if number not in alone)
         of_name[name] = numbers.setdefault(_Part(kinds[name], words, below), len(numbers))
-    hung_names = {child for found in children.values() for child in found}
+    hung_names = {child for _, child in hung_on}
     roots = [(of_name[name], 0.0) for name in order if name not in hung_names]
     lines = _merged(list(numbers), roots)
-    lines += _summed_up(kinds, wires, shared)
+    rest = [w for w in wires if (w.a, w.b) not in hung_on and (w.b, w.a) not in hung_on]
+    lines += _summed_up(kinds, rest, shared)
     if document.network is not None and node.count("nic"):
         rate = _rate(document.network.nic_bandwidth_bytes_per_s)
         lines.append(Line(f"{node.count('nic')} nic on {document.network.kind}, {rate} each"))

@@ -177,14 +177,12 @@ def _columns(
     widths: dict[str, float] = {}
     has_nic: dict[str, bool] = {}
     for name in reversed(order):
-        nics = sum(kinds[child] == "nic" for child in children[name])
-        others = [child for child in children[name] if kinds[child] != "nic"]
-        is_passed = any(has_nic[child] for child in others)
+        apart, workers, nics = _groups(kinds, children, name)
+        is_passed = any(has_nic[child] for child in apart)
         has_nic[name] = bool(nics) or is_passed
-        switches = sum(widths[c] for c in others if kinds[c] not in _WORKERS)
-        workers = sum(widths[c] for c in others if kinds[c] in _WORKERS)
-        # Beside a lane there must be room for the box itself.
-        widths[name] = max(2 if is_passed else 1, switches + max(workers, nics))
+        width = sum(widths[child] for child in apart) + max(len(workers), len(nics))
+        # Beside the line of a NIC to something lower there must be room for the box itself.
+        widths[name] = max(2 if is_passed else 1, width)
     starts: dict[str, float] = {}
     hung = {child for found in children.values() for child in found}
     total = 0.0
@@ -192,30 +190,26 @@ def _columns(
         if name not in hung:
             starts[name] = total
             total += widths[name]
-        _start_children(kinds, children[name], widths, starts, starts[name])
+        apart, workers, nics = _groups(kinds, children, name)
+        x = starts[name]
+        for child in apart:
+            starts[child] = x
+            x += widths[child]
+        for group in (workers, nics):
+            first = x + (max(len(workers), len(nics)) - len(group)) / 2
+            starts.update((child, first + i) for i, child in enumerate(group))
     return {name: starts[name] + widths[name] / 2 for name in order}, total
 
 
-def _start_children(
-    kinds: dict[str, ComponentKind],
-    children: Sequence[str],
-    widths: dict[str, float],
-    starts: dict[str, float],
-    start: float,
-) -> None:
-    """Set the first column of what hangs on a part: switches, then workers with NICs above."""
+def _groups(
+    kinds: dict[str, ComponentKind], children: dict[str, list[str]], name: str
+) -> tuple[list[str], list[str], list[str]]:
+    """Return what hangs on a part: what has columns of its own, workers, NICs above workers."""
     groups: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for child in children:
-        groups[2 if kinds[child] == "nic" else kinds[child] in _WORKERS].append(child)
-    for child in groups[0]:
-        starts[child] = start
-        start += widths[child]
-    block = max(sum(widths[child] for child in group) for group in groups[1:])
-    for group in groups[1:]:
-        x = start + (block - sum(widths[child] for child in group)) / 2
-        for child in group:
-            starts[child] = x
-            x += widths[child]
+    for child in children[name]:
+        is_worker = kinds[child] in _WORKERS and not children[child]
+        groups[2 if kinds[child] == "nic" else int(is_worker)].append(child)
+    return groups
 
 
 def _between_workers(

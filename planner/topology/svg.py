@@ -20,9 +20,9 @@ __all__ = [
     "Scale",
     "box",
     "cut",
-    "factor_text",
     "label",
     "line",
+    "mark",
     "safe",
     "scale_of",
     "svg",
@@ -145,7 +145,7 @@ def box(
     told = f"<title>{safe(title)}</title>" if title else ""
     texts = [(text, "") for text in lines]
     if factor != 1:
-        texts = [*texts[: max(1, int(place.height // 13) - 1)], (factor_text(factor), "bad")]
+        texts = [*texts[: max(1, int(place.height // 13) - 1)], (_factor_text(factor), "bad")]
     step = min(13.0, place.height / max(1, len(texts)))
     y = place.y + place.height / 2 - step * (len(texts) - 1) / 2 + 4
     words = "".join(
@@ -158,7 +158,7 @@ def box(
     )
 
 
-def factor_text(factor: float) -> str:
+def _factor_text(factor: float) -> str:
     """Return what is left, for people."""
     return "down" if factor == 0 else f"x {factor:g}"
 
@@ -169,7 +169,6 @@ def line(
     bytes_per_s: float,
     *,
     title: str,
-    mark_at: tuple[float, float] | None = None,
     factor: float = 1.0,
     is_bundle: bool = False,
 ) -> str:
@@ -180,20 +179,25 @@ def line(
         scale: Of bandwidths.
         bytes_per_s: When healthy, of one link of a bundle.
         title: What a pointer over it shows.
-        mark_at: Where what is left of it is written.
         factor: What is left.
         is_bundle: Whether it stands for many links.
     """
     told = f"<title>{safe(title)}</title>"
-    mark = ""
-    if factor != 1 and mark_at is not None:
-        mark = label(mark_at[0] + 4, mark_at[1], factor_text(factor), "bad")
     if factor == 0:
-        return f'<path class="down" d="{path}">{told}</path>{mark}'
+        return f'<path class="down" d="{path}">{told}</path>'
     left = bytes_per_s * factor
     width = _BUNDLE if is_bundle else scale.width(left)
     kind = f"b{scale.colour(left)}"
-    return f'<path class="{kind}" stroke-width="{width:.1f}" d="{path}">{told}</path>{mark}'
+    return f'<path class="{kind}" stroke-width="{width:.1f}" d="{path}">{told}</path>'
+
+
+def mark(x: float, y: float, factor: float) -> str:
+    """Return what is left of a link, to be written on it."""
+    text = _factor_text(factor)
+    width = text_width(text)
+    return box(Box(x - width / 2, y - 7, width, 14), "chip") + label(
+        x, y + 4, text, "bad", "middle"
+    )
 
 
 def svg(body: str, width: float, height: float, about: str) -> str:
