@@ -144,6 +144,11 @@ def test_links_that_a_gpu_cannot_have_are_refused_with_their_line(
     assert "--gpu" in str(caught.value)
 
 
+def test_more_gpus_than_a_node_holds_are_refused_before_anything_is_counted() -> None:
+    with pytest.raises(TopologyTextError, match="shows 65 GPUs"):
+        build(dump(65), "H100")
+
+
 def test_links_to_switches_of_the_text_are_added_up() -> None:
     switches = tuple(FoundPart(f"sw{i}", "nvswitch") for i in range(2))
     links = tuple(

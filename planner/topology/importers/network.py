@@ -399,7 +399,7 @@ class _Joiner:
         return [FoundTier(name, units, ()), FoundTier("spine", (self.max_nodes,), ())]
 
     def _found_tiers(self) -> list[FoundTier]:
-        """Return the stages of the fabric that join something; equal ones become one."""
+        """Return the stages of the fabric, with blocks that are no NVLink domains."""
         assert self.fabric is not None, "the caller has one"
         if self.options.leaf_nodes is not None:
             raise InvalidInputError(
@@ -410,15 +410,7 @@ class _Joiner:
         found = list(self.fabric.tiers)
         if self.fabric.domains is not None and self.domain_units is None:
             found.insert(0, self.fabric.domains)
-        kept: list[FoundTier] = []
-        for tier in found:
-            if kept and kept[-1].units == tier.units:
-                both = [t.oversubscription for t in (kept[-1], tier) if t.oversubscription]
-                product = both[0] * both[1] if len(both) > 1 else (both[0] if both else None)
-                kept[-1] = FoundTier(kept[-1].name, tier.units, (), product)
-                continue
-            kept.append(tier)
-        return kept
+        return found
 
     def _oversubscription(self, tier: FoundTier, number: int, *, is_last: bool) -> float:
         """Return what enters the units of a stage over what goes up from them."""

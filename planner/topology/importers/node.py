@@ -6,7 +6,7 @@ from typing import Final
 
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.gpus import GpuModel, gpu_model, gpu_models
-from planner.topology.document import Component, Link
+from planner.topology.document import MAX_GPUS_PER_NODE, Component, Link
 from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
 from planner.topology.importers.edges import Edge, shortest
 from planner.topology.importers.figures import (
@@ -132,6 +132,12 @@ class _Builder:
         gpus = [name for name, part in self.parts.items() if part.kind == "gpu"]
         if not gpus:
             raise TopologyTextError("shows no GPU", source=self.source)
+        if len(gpus) > MAX_GPUS_PER_NODE:
+            raise TopologyTextError(
+                f"shows {len(gpus)} GPUs; a node has {MAX_GPUS_PER_NODE} at most: give the text of "
+                "one node",
+                source=self.source,
+            )
         peers = find_peers(self.dump, self.model, source=self.source)
         chosen = choose_nics(self.dump, self.nics, source=self.source)
         order = gpu_order(self.parts, peers.edges, peers.switches)

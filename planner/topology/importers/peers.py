@@ -87,7 +87,7 @@ class _Finder:
         self.switches = [part.name for part in dump.parts if part.kind == "nvswitch"]
         self.said: list[str] = []
         self.latency_s, self.latency_source = peer_latency(model)
-        self.on_switches: list[int] = []
+        self.to_switches: dict[str, int] = defaultdict(int)
 
     def find(self) -> Peers:
         self._check_kind()
@@ -98,14 +98,16 @@ class _Finder:
                 self._add_to_switch_or_cpu(link)
         groups = groups_of(self.gpus, ((link.a, link.b) for link in between))
         for group in groups:
-            inside = [link for link in between if link.a in set(group)]
+            members = set(group)
+            inside = [link for link in between if link.a in members]
             if inside:
                 self._add_group(group, inside)
         self._join_boards()
         if not self.dump.links:
             self._add_hidden_switches()
         self._say_stated_rates()
-        num_links = min(self.on_switches) if self.on_switches and not self._has_mesh() else None
+        found = self.to_switches.values()
+        num_links = min(found) if found and not self._has_mesh() else None
         return Peers(tuple(self.edges), tuple(self.switches), num_links, tuple(self.said))
 
     # ---------------------------------------------------------------------------- what a link is
@@ -184,8 +186,7 @@ class _Finder:
             gpu, other, self._count(link), self._rate(link), halves=1 if to_cpu else 2, cpu=to_cpu
         )
         if not to_cpu:
-            total = sum(edge.count for edge in self.edges if edge.a == gpu and edge.kind != "c2c")
-            self.on_switches.append(total)
+            self.to_switches[gpu] += self._count(link)
 
     def _add_group(self, group: Sequence[str], links: Sequence[PeerLink]) -> None:
         totals: dict[str, int] = defaultdict(int)
@@ -211,7 +212,7 @@ class _Finder:
         self.switches.append(switch)
         for gpu in group:
             self._add(gpu, switch, of_gpu[gpu], self._rate(links[0]), halves=2)
-            self.on_switches.append(of_gpu[gpu])
+            self.to_switches[gpu] = of_gpu[gpu]
         self.said.append(
             f"NVSwitches join {len(group)} GPUs: {max(of_gpu.values())} links to each of "
             f"{len(group) - 1} peers are more than the {self.model.num_links} of {self.model.name}"
@@ -277,7 +278,7 @@ class _Finder:
         self.switches.append(switch)
         for gpu in self.gpus:
             self._add(gpu, switch, model.num_links, model.link_bytes_per_s, halves=2)
-            self.on_switches.append(model.num_links)
+            self.to_switches[gpu] = model.num_links
         self.said.append(
             f"the text shows no NVLinks: all {model.num_links} of every {model.name} are assumed "
             f"to be on NVSwitches, as on boards of {len(self.gpus)}; nvidia-smi topo -m shows them"
