@@ -1,7 +1,9 @@
 """Small clusters that placement is tested on, and the same clusters cut to some nodes by hand."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from planner.request import PlanRequest
@@ -149,8 +151,13 @@ def request(topology: Any, **changes: Any) -> PlanRequest:
     return PlanRequest.model_validate({**fields, "constraints": HELD, "top_k": 0, **changes})
 
 
-def price_s(document: TopologyDocument, nodes: Sequence[int], **changes: Any) -> float:
+def price_s(document: TopologyDocument, nodes: Sequence[int]) -> float:
     """Return the best step time on those nodes, whatever is wrong with them."""
-    asked = request(cut(document, nodes), nodes=len(nodes), **changes)
+    return _best_s(cut(document, nodes).model_dump_json(), len(nodes))
+
+
+@cache
+def _best_s(document: str, num_nodes: int) -> float:
+    asked = request(json.loads(document), nodes=num_nodes)
     ranking = rank(build_problem(resolve(asked)), asked.constraints)
     return float(ranking.priced.step_time_s()[0])

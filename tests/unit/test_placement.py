@@ -67,7 +67,7 @@ def choices(
             yield taken
 
 
-NODES = "n0 n1 n2 n3 n4 n5".split()
+NODES = ["n0", "n1", "n2", "n3", "n4", "n5"]
 CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
     "a slow node": ({"impairments": impairments("n1=0.5")}, {1}),
     "a node a little slower": ({"impairments": impairments("n1=0.9")}, {1}),
@@ -236,7 +236,7 @@ def test_a_precision_that_one_type_lacks_leaves_the_others() -> None:
 
 def test_where_nothing_fits_the_nodes_asked_for_say_why() -> None:
     document = cluster(4, impairments=impairments("n1=0.5"))
-    with pytest.raises(InvalidInputError, match="constraints.dp=7: no layout of 6 ranks"):
+    with pytest.raises(InvalidInputError, match="dp=7: no layout of 6 ranks"):
         planned(document, nodes=3, constraints={"dp": 7})
     with pytest.raises(InfeasiblePlanError, match="no layout fits"):
         planned(document, nodes=2, model="llama3-405b")
