@@ -8,7 +8,7 @@ from planner.model.spec import ModelSpec
 from planner.plan import Document
 from planner.topology.document import TopologyDocument
 from planner.topology.importers.dump import MAX_TEXT_BYTES
-from planner.topology.importers.network import ImportOptions
+from planner.topology.importers.options import ImportOptions
 
 __all__ = [
     "CalibrationSummary",

@@ -39,7 +39,7 @@ def test_texts_become_a_topology_and_its_levels(client: Client) -> None:
 
 
 def test_the_document_is_planned_on_as_it_is(client: Client) -> None:
-    body = {"node": NODE, "gpu": "H100", "nodes": 1}
+    body = {"node": NODE, "gpu": "H200", "nodes": 1}
     document = client.post("/topologies/import", json=body).json()["document"]
     training = {"global_batch_size": 16, "seq_len": 128, "precision": "bf16"}
     request = plan_request(topology=document, training=training)

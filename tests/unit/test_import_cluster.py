@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planner.errors import InvalidInputError
+from planner.hardware.devices import custom_device, device_names
 from planner.hardware.gpus import gpu_model
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
@@ -201,6 +202,19 @@ def test_tiers_called_like_hosts_get_another_name() -> None:
     assert [name for name, _ in tiers(found)] == ["leaf-switch", "spine"]
 
 
+def test_hosts_with_every_name_of_a_tier_are_refused() -> None:
+    names = ["leaf", "leaf-switch", *(f"leaf-switch{'-x' * i}" for i in range(1, 16))]
+    text = f"SwitchName=a Nodes={','.join(f'{name}1' for name in names)}"
+    with pytest.raises(InvalidInputError, match="rename them"):
+        import_topology(
+            (SAMPLES / H200).read_text(),
+            node_source="n",
+            gpu="H200",
+            fabric_text=text,
+            options=ImportOptions(nic_gbps=400),
+        )
+
+
 def test_the_nodes_rate_is_used_where_it_is_written_and_the_users_wins_aloud() -> None:
     written = read("nccl-topo-xml/h800-x8.xml", None, nodes=4)
     stated = read("nccl-topo-xml/h800-x8.xml", None, nodes=4, nic_gbps=200)
@@ -367,6 +381,21 @@ def test_gpus_without_bundled_kernels_bring_their_data_sheet() -> None:
     assert not isinstance(document.device, str)
     assert document.device.memory_bytes == gpu_model("H200").memory_bytes
     assert read("nvidia-smi-topo/h100-x8-hgx.txt", "H100").document.device == "h100-sxm-80gb"
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: Path(row["file"]).name)
+def test_every_imported_device_has_kernels_but_for_gpus_without_tensor_cores(row: Row) -> None:
+    if row["levels"] == "refused":
+        return
+    found = imported(row)
+    if row["gpu"] == "K80":
+        assert "nothing can be planned on it" in said(found)
+        return
+    figures = found.document.device
+    if isinstance(figures, str):
+        assert figures in device_names()
+    else:
+        assert custom_device(**figures.model_dump()).peak_flop_per_s
 
 
 def test_a_gpu_named_otherwise_than_the_text_does_wins_aloud() -> None:

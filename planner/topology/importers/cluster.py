@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from planner.errors import InvalidInputError
+from planner.hardware.devices import device
 from planner.hardware.gpus import GpuModel
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument, parse_topology
@@ -18,9 +19,10 @@ from planner.topology.importers.dump import FabricDump, NodeDump, TopologyTextEr
 from planner.topology.importers.ibnetdiscover import read_ibnetdiscover
 from planner.topology.importers.lstopo import read_lstopo
 from planner.topology.importers.nccl_xml import read_nccl_xml
-from planner.topology.importers.network import ImportOptions, Joined, join_nodes
+from planner.topology.importers.network import Joined, join_nodes
 from planner.topology.importers.node import BuiltNode, build_node, choose_model
 from planner.topology.importers.nvidia_smi import read_nvidia_smi
+from planner.topology.importers.options import ImportOptions
 from planner.topology.importers.rocm_smi import read_rocm_smi
 from planner.topology.importers.slurm import read_slurm_conf, read_slurm_yaml
 
@@ -38,6 +40,9 @@ _FABRIC_READERS: Final[dict[str, Callable[[str, str], FabricDump]]] = {
     "slurm-yaml": read_slurm_yaml,
     "ibnetdiscover": read_ibnetdiscover,
 }
+
+# Whose kernels a GPU without its own is taken to have: planner.hardware.devices.custom_device.
+_KERNELS_LIKE: Final = "h100-sxm-80gb"
 
 # Of a topology document.
 _MAX_ASSUMPTIONS: Final = 64
@@ -103,6 +108,7 @@ def import_topology(
         *(fabric.assumptions if fabric else ()),
         *node.assumptions,
         *joined.assumptions,
+        *_no_kernels(model),
     ]
     document = _document(options.name, dump, model, node, joined, node_source, assumptions)
     for nodes in sorted({1, document.max_nodes}):
@@ -178,14 +184,29 @@ def _document(
 
 
 def _device(model: GpuModel) -> dict[str, object]:
-    """Return the figures of a GPU whose kernels are not bundled."""
+    """Return the figures of a GPU whose kernels are not bundled.
+
+    Peaks are those that kernels are known for; where there is none, all, and nothing is planned.
+    """
+    known = set(device(_KERNELS_LIKE).gemm)
+    peaks = {key: peak for key, peak in model.peak_flop_per_s.items() if key in known}
     return {
         "name": model.name,
         "memory_bytes": model.memory_bytes,
         "memory_bytes_per_s": model.memory_bytes_per_s,
-        "peak_flop_per_s": model.peak_flop_per_s,
+        "peak_flop_per_s": peaks or model.peak_flop_per_s,
         "source": model.source,
     }
+
+
+def _no_kernels(model: GpuModel) -> list[str]:
+    known = device(_KERNELS_LIKE).gemm
+    if model.device is not None or set(known) & set(model.peak_flop_per_s):
+        return []
+    return [
+        f"no kernels are known for a {model.name} (needed: a peak for {', '.join(known)}): its "
+        "links can be looked at, nothing can be planned on it"
+    ]
 
 
 def _description(dump: NodeDump, model: GpuModel, node: BuiltNode, source: str) -> str:

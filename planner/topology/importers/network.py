@@ -1,61 +1,22 @@
 """What joins the nodes of an imported topology: from a text about the fabric, or from options."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pydantic import Field
-
 from planner.errors import InvalidInputError
 from planner.hardware.gpus import GpuModel
-from planner.plan import Document
-from planner.topology.document import Name, Network, NvlinkDomain, Tier
-from planner.topology.importers.dump import FabricDump, FoundTier
-from planner.topology.importers.figures import (
-    BELOW_SPINE_LATENCY_S,
-    ONE_STAGE_LATENCY_S,
-    ONE_SWITCH_LATENCY_S,
-    nic_latency,
-    peer_latency,
-)
+from planner.topology.document import Network, NvlinkDomain, Tier
+from planner.topology.importers.dump import FabricDump
+from planner.topology.importers.figures import nic_latency, peer_latency
 from planner.topology.importers.node import BuiltNode
+from planner.topology.importers.options import ImportOptions
+from planner.topology.importers.stages import found_stages, stated_stages, tiers_of
 
-__all__ = ["ImportOptions", "Joined", "join_nodes"]
+__all__ = ["Joined", "join_nodes"]
 
 _GBIT_BYTES: Final = 1e9 / 8
 _RAIL_NICS: Final = 4
 _MANY_HOSTS: Final = 4
-
-
-class ImportOptions(Document):
-    """What a text about one node leaves open, where no text about the fabric says it."""
-
-    name: Name = Field(default="imported", description="of the topology")
-    nodes: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="how many; with a fabric, the default"
-    )
-    nic_gbps: float | None = Field(
-        default=None, ge=0.1, le=100_000, description="rate of one NIC, Gbit/s, one direction"
-    )
-    nics: tuple[Name, ...] = Field(
-        default=(), max_length=64, description="which NICs carry training; else the fastest"
-    )
-    layout: Literal["rail", "tree"] | None = Field(
-        default=None, description="rail: the i-th NICs share a switch; tree: all do"
-    )
-    leaf_nodes: int | None = Field(
-        default=None, ge=1, le=100_000, description="nodes under one leaf; else one stage for all"
-    )
-    oversubscription: float | None = Field(
-        default=None, ge=1, le=1000, description="what enters a leaf over what goes up; else 1"
-    )
-    kind: Literal["infiniband", "ethernet"] | None = None
-    gpudirect: Literal["off", "pxb", "phb"] | None = Field(
-        default=None, description="how far from its GPU a NIC may be to read its memory"
-    )
-    domain_nodes: int | None = Field(
-        default=None, ge=1, le=4096, description="nodes on the same NVSwitches; 18 in an NVL72"
-    )
 
 
 _OF_NETWORK: Final = ("layout", "leaf_nodes", "oversubscription", "kind", "gpudirect", "nic_gbps")
@@ -119,7 +80,6 @@ class _Joiner:
         self.node, self.model, self.fabric = node, model, fabric
         self.options, self.source = options, source
         self.said: list[str] = []
-        self.full: list[str] = []
         self.max_nodes = self._max_nodes()
         self.domain_units = self._domain_units()
 
@@ -338,130 +298,20 @@ class _Joiner:
         )
         return layout
 
-    # ------------------------------------------------------------------------------ its stages
-
-    def _tiers(self, layout: str) -> tuple[Tier, ...]:
-        found = self._found_tiers() if self.fabric else self._stated_tiers(layout)
-        whole = (self.max_nodes,)
-        if not found or found[-1].units != whole:
-            if found and self.fabric:
-                self.said.append(
-                    f"nothing in {self.source} joins its {len(found[-1].units)} {found[-1].name}s: "
-                    "one more stage above them is assumed"
-                )
-            elif self.fabric:
-                self.said.append(f"one stage of switches joins all hosts: {self.source} has none")
-            found.append(FoundTier(self._free_name("top" if found else "fabric", found), whole, ()))
-        tiers: list[Tier] = []
-        goes_up = 1.0
-        for number, tier in enumerate(found):
-            tiers.append(self._tier(tier, number, len(found), goes_up, tiers))
-            goes_up = self._oversubscription(tier, number, is_last=number + 1 == len(found))
-        if self.full:
-            self.said.append(
-                f"as much goes up from {', '.join(self.full)} as enters (--oversubscription says "
-                "otherwise of the first): no text says how much does"
-            )
-        return self._with_equal_units(tiers)
-
-    def _with_equal_units(self, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-        """Write the size of units once where all are equal, but for a last that is not full."""
-        short: list[Tier] = []
-        below: int | None = 1 if self.domain_units is None else _size(self.domain_units)
-        for tier in tiers:
-            size = None if tier.units is None else _size(tier.units)
-            if size and below and size > below and size % below == 0:
-                tier = tier.model_copy(update={"num_nodes": size, "units": None})
-            else:
-                size = None
-            short.append(tier)
-            below = size
-        return tuple(short)
-
-    def _stated_tiers(self, layout: str) -> list[FoundTier]:
-        leaf, options = self.options.leaf_nodes, self.options
-        if leaf is None or leaf >= self.max_nodes:
-            if options.oversubscription is not None:
-                raise InvalidInputError(
-                    f"oversubscription={options.oversubscription:g} is between leaves and what "
-                    "joins them, but there is one stage; say how many nodes are under a leaf "
-                    "(leaf_nodes), fewer than there are",
-                    where="oversubscription",
-                )
-            if leaf is None:
-                self.said.append(
-                    f"one full stage of switches joins {self.max_nodes} nodes (--leaf-nodes)"
-                )
-            return []
-        full, rest = divmod(self.max_nodes, leaf)
-        units = (leaf,) * full + ((rest,) if rest else ())
-        name = "rail" if layout == "rail" else "leaf"
-        return [FoundTier(name, units, ()), FoundTier("spine", (self.max_nodes,), ())]
-
-    def _found_tiers(self) -> list[FoundTier]:
-        """Return the stages of the fabric, with blocks that are no NVLink domains."""
-        assert self.fabric is not None, "the caller has one"
-        if self.options.leaf_nodes is not None:
-            raise InvalidInputError(
-                f"leaf_nodes={self.options.leaf_nodes}, but {self.source} says which nodes are "
-                "under a leaf; leave it out",
-                where="leaf_nodes",
-            )
-        found = list(self.fabric.tiers)
-        if self.fabric.domains is not None and self.domain_units is None:
-            found.insert(0, self.fabric.domains)
-        return found
-
-    def _oversubscription(self, tier: FoundTier, number: int, *, is_last: bool) -> float:
-        """Return what enters the units of a stage over what goes up from them."""
-        stated = self.options.oversubscription if number == 0 else None
-        if stated is not None:
-            if tier.oversubscription is not None and not is_last:
-                self.said.append(
-                    f"oversubscription {stated:g} above {tier.name} is the user's; {self.source} "
-                    f"has {tier.oversubscription:.3g}"
-                )
-            return stated
-        if tier.oversubscription is None and not is_last:
-            self.full.append(tier.name)
-        return max(1.0, tier.oversubscription or 1.0)
-
-    def _tier(
-        self,
-        tier: FoundTier,
-        number: int,
-        num_tiers: int,
-        oversubscription: float,
-        below: list[Tier],
-    ) -> Tier:
-        if number:
-            latency_s, what = BELOW_SPINE_LATENCY_S, "two more switches and 100 m more fibre"
-        elif num_tiers > 1:
-            latency_s, what = ONE_SWITCH_LATENCY_S, "one switch and its cables"
+    def _tiers(self, layout: Literal["rail", "tree"]) -> tuple[Tier, ...]:
+        if self.fabric is None:
+            found, said = stated_stages(self.options, layout, self.max_nodes)
         else:
-            latency_s, what = ONE_STAGE_LATENCY_S, "leaf, spine and cables"
-        is_last = number + 1 == num_tiers
-        who = self.source if self.fabric and tier.unit_names else "stated by the user, or assumed"
-        return Tier(
-            name=self._free_name(tier.name, below),
-            num_nodes=None,
-            units=None if is_last else tier.units,
-            oversubscription=min(1000.0, oversubscription),
-            latency_s=latency_s,
-            source=f"{who}. Latency assumed: {what}",
+            found, said = found_stages(
+                self.fabric, self.options, with_blocks=self.domain_units is None, source=self.source
+            )
+        tiers, more = tiers_of(
+            found,
+            self.options,
+            max_nodes=self.max_nodes,
+            domain_units=self.domain_units,
+            hosts=self.fabric.hosts if self.fabric else (),
+            source=self.source if self.fabric else "stated by the user, or assumed",
         )
-
-    def _free_name(self, name: str, taken: Sequence[Tier | FoundTier]) -> str:
-        """Return ``name``, or one like it that is no host's and no other tier's."""
-        hosts = self.fabric.hosts if self.fabric else ()
-        used = {tier.name for tier in taken}
-        while name in used or any(
-            host.startswith(name) and host[len(name) :].isdecimal() for host in hosts
-        ):
-            name = f"{name[:31]}-switch"
-        return name
-
-
-def _size(units: Sequence[int]) -> int | None:
-    """Return the size of equal units, the last perhaps smaller; None if they differ."""
-    return units[0] if set(units[:-1]) <= {units[0]} and units[-1] <= units[0] else None
+        self.said += [*said, *more]
+        return tiers
