@@ -121,6 +121,9 @@ def _chain_edges(group: Group) -> list[Column]:
 def _hierarchical(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> list[Column]:
     """Inside the unit all of S, once or twice; across units the shard that each member holds."""
     inner, outer = inner_group(group), outer_group(group)
-    inside = bytes_per_level(op, "ring", fabric, inner, size_bytes)
-    across = bytes_per_level(op, "ring", fabric, outer, size_bytes / inner.degree)
-    return [a + b for a, b in zip(inside, across, strict=True)]
+    parts: tuple[Collective, ...] = (
+        ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)
+    )
+    rings = [bytes_per_level(part, "ring", fabric, inner, size_bytes) for part in parts]
+    rings.append(bytes_per_level(op, "ring", fabric, outer, size_bytes / inner.degree))
+    return [sum(sizes, np.zeros(len(size_bytes))) for sizes in zip(*rings, strict=True)]

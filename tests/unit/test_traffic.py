@@ -1,0 +1,403 @@
+"""Bytes over levels against an enumeration of who sends to whom; bounds against cuts of graphs."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from planner.calibrate.apply import fitted_fabric
+from planner.cost.collectives import collective_terms, legal_algorithms
+from planner.cost.traffic import bytes_per_level, lower_bound_s
+from planner.layout.groups import Group, lay_group
+from planner.plan import Algorithm, Collective, LevelFit
+from planner.planning import make_plan
+from planner.request import PlanRequest
+from planner.resolving import resolve
+from planner.topology.bounds import (
+    Bound,
+    all_gather_bound,
+    all_reduce_bound,
+    all_to_all_bound,
+    links_of_kinds,
+    reduce_scatter_bound,
+)
+from planner.topology.bundled import load_topology, topology_names
+from planner.topology.compile import compile_fabric
+from planner.topology.document import TopologyDocument
+from planner.topology.fabric import Fabric, Level
+from planner.topology.graph import build_graph
+from tests.unit.placed import cluster
+from tests.unit.problems import fabric
+
+SIZE = 6720.0
+OPS: list[Collective] = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
+
+Edges = Iterator[tuple[int, int, float]]
+
+
+def one(degree: int, stride: int, on: Fabric) -> Group:
+    return lay_group(on, np.array([degree]), np.array([stride]))
+
+
+# ------------------------------------------------------- bytes: who sends how much to whom
+
+
+def ring(ranks: Sequence[int], num_bytes: float) -> Edges:
+    """Every member passes on (n-1) shards of the n; nothing when it is alone."""
+    n = len(ranks)
+    for a, b in pairwise([*ranks, ranks[0]]) if n > 1 else ():
+        yield a, b, num_bytes * (n - 1) / n
+
+
+def exchange(ranks: Sequence[int], num_bytes: float) -> Edges:
+    yield from ((a, b, num_bytes / len(ranks)) for a in ranks for b in ranks if a != b)
+
+
+def chain(ranks: Sequence[int], num_bytes: float) -> Edges:
+    yield from ((a, b, num_bytes) for a, b in pairwise(ranks))
+
+
+def hierarchy(ranks: Sequence[int], num_bytes: float, unit: int, inside: int, across: int) -> Edges:
+    """Rings inside units, then rings of those at one place in every unit, over their shards."""
+    units: dict[int, list[int]] = {}
+    for rank in ranks:
+        units.setdefault(rank // unit, []).append(rank)
+    for members in units.values():
+        for _ in range(inside):
+            yield from ring(members, num_bytes)
+    for place in zip(*units.values(), strict=True):
+        for _ in range(across):
+            yield from ring(place, num_bytes / len(ranks) * len(units))
+
+
+def enumerated(
+    op: Collective, algorithm: Algorithm, ranks: Sequence[int], unit: int, *, gloo: bool = False
+) -> Edges:
+    """Yield (from, to, bytes); gloo reduces all and keeps a part where it should scatter."""
+    if gloo and op == "reduce_scatter":
+        op = "all_reduce"
+    passes = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    inside = {**passes, "all_reduce": 3 if gloo else 2}
+    if algorithm == "hierarchical":
+        yield from hierarchy(ranks, SIZE, unit, inside[op], passes[op])
+    elif op == "all_to_all":
+        yield from exchange(ranks, SIZE)
+    elif op == "send_recv":
+        yield from ((a, b, SIZE * len(ranks) / (len(ranks) - 1)) for a, b, _ in chain(ranks, 1))
+    elif algorithm == "tree":  # sums go up it, results down
+        yield from chain(ranks, 2 * SIZE)
+    else:
+        for _ in range(passes[op]):
+            yield from ring(ranks, SIZE)
+
+
+def per_level(edges: Edges, sizes: Sequence[int], num_ranks: int) -> list[float]:
+    """Return the bytes of ``edges`` by the innermost level whose unit holds both ends, mean."""
+    found = [0.0] * len(sizes)
+    for a, b, num_bytes in edges:
+        level = next(i for i, size in enumerate(sizes) if a // size == b // size)
+        found[level] += num_bytes / num_ranks
+    return found
+
+
+def groups_of(degree: int, stride: int, num_ranks: int) -> list[tuple[int, ...]]:
+    """Return the groups that partition the ranks."""
+    span = degree * stride
+    return [
+        tuple(range(block + start, block + span, stride))
+        for block in range(0, num_ranks, span)
+        for start in range(stride)
+    ]
+
+
+def all_even(degree: int, stride: int, sizes: Sequence[int]) -> bool:
+    """Return whether every group has as many members in every unit that any of them enters."""
+    return all(
+        len({n for ranks in groups for n in Counter(rank // size for rank in ranks).values()}) == 1
+        for groups in [groups_of(degree, stride, sizes[-1])]
+        for size in sizes
+    )
+
+
+@st.composite
+def lies(draw: st.DrawFn) -> tuple[Fabric, tuple[int, ...], int]:
+    """Three levels, and one of the groups of an axis that all fill their units evenly."""
+    factors = [draw(st.sampled_from([1, 2, 3, 4])) for _ in range(3)]
+    sizes = np.cumprod(factors).tolist()
+    world = sizes[-1]
+    pairs = [(d, s) for d in range(2, world + 1) for s in range(1, world // d + 1)]
+    fitting = [(d, s) for d, s in pairs if world % (d * s) == 0 and all_even(d, s, sizes)]
+    assume(fitting)
+    degree, stride = draw(st.sampled_from(fitting))
+    ranks = draw(st.sampled_from(groups_of(degree, stride, world)))
+    kinds = ("nvlink", "infiniband", "infiniband")
+    levels = tuple(
+        Level(f"l{i}", kind, size, 1e9, 1e-6, "test")  # type: ignore[arg-type]
+        for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True))
+    )
+    return fabric(sizes[-1], levels=levels), ranks, stride
+
+
+@settings(max_examples=150, deadline=None)
+@given(lies(), st.booleans(), st.data())
+def test_bytes_over_levels_are_those_of_who_sends_to_whom(
+    lie: tuple[Fabric, tuple[int, ...], int], gloo: bool, data: st.DataObject
+) -> None:
+    on, ranks, stride = lie
+    on = replace(on, library="gloo" if gloo else "nccl")
+    op = data.draw(st.sampled_from(OPS))
+    group = one(len(ranks), stride, on)
+    flat: dict[Collective, Algorithm] = {"all_to_all": "direct", "send_recv": "point_to_point"}
+    algorithms: list[Algorithm] = [flat.get(op, "ring")]
+    if op == "all_reduce":
+        algorithms.append("tree")
+    if op in ("all_reduce", "all_gather", "reduce_scatter") and group.has_hierarchy()[0]:
+        algorithms.append("hierarchical")
+    sizes = [level.unit_size for level in on.levels]
+    for algorithm in algorithms:
+        found = bytes_per_level(op, algorithm, on, group, np.array([SIZE]))
+        edges = list(enumerated(op, algorithm, ranks, sizes[0], gloo=gloo))
+        expected = per_level(iter(edges), sizes, len(ranks))
+        assert [float(size[0]) for size in found] == pytest.approx(expected), algorithm
+        assert sum(float(size[0]) for size in found) == pytest.approx(
+            sum(num_bytes for _, _, num_bytes in edges) / len(ranks)
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(lies())
+def test_keys_and_values_go_round(lie: tuple[Fabric, tuple[int, ...], int]) -> None:
+    on, ranks, stride = lie
+    group = one(len(ranks), stride, on)
+    found = bytes_per_level("send_recv", "point_to_point", on, group, np.array([SIZE]), closed=True)
+    round_ = [(a, b, SIZE) for a, b in pairwise([*ranks, ranks[0]])]
+    expected = per_level(iter(round_), [level.unit_size for level in on.levels], len(ranks))
+    assert [float(size[0]) for size in found] == pytest.approx(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["dgx-h100", "dgx1-v100", "frontier", "lassen", "meta-24k-h100-roce"]),
+    st.integers(1, 12),
+    st.integers(1, 96),
+    st.sampled_from([1, 2, 3, 8]),
+)
+def test_no_byte_is_lost_on_uneven_groups_either(
+    name: str, nodes: int, degree: int, stride: int
+) -> None:
+    on = compiled(name, nodes)
+    assume(degree * stride <= on.num_gpus)
+    group = one(degree, stride, on)
+    for op, algorithm, factor in (
+        ("all_reduce", "ring", 2),
+        ("all_reduce", "tree", 2),
+        ("all_gather", "ring", 1),
+        ("all_to_all", "direct", 1),
+    ):
+        sent = bytes_per_level(op, algorithm, on, group, np.array([SIZE]))  # type: ignore[arg-type]
+        assert all(size[0] >= 0 for size in sent)
+        total = sum(float(size[0]) for size in sent)
+        assert total == pytest.approx(factor * SIZE * (degree - 1) / degree)
+
+
+# -------------------------------------------------------------- bounds: nothing comes below
+
+
+@cache
+def bundled(name: str) -> TopologyDocument:
+    return load_topology(name)
+
+
+@cache
+def compiled(name: str, nodes: int) -> Fabric:
+    return compile_fabric(bundled(name), nodes)
+
+
+@st.composite
+def groups_on_fabrics(draw: st.DrawFn) -> tuple[Fabric, Group]:
+    name = draw(st.sampled_from(topology_names()))
+    most = bundled(name).max_nodes
+    nodes = draw(st.sampled_from([n for n in (1, 2, 3, 7, 20, 70) if n <= most]))
+    on = compiled(name, nodes)
+    degree = draw(st.integers(1, on.num_gpus))
+    stride = draw(st.integers(1, on.num_gpus // degree))
+    return on, one(degree, stride, on)
+
+
+def at_nominal(on: Fabric) -> Fabric:
+    return replace(on, levels=tuple(replace(level, measured=True) for level in on.levels))
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups_on_fabrics(), st.sampled_from(OPS), st.floats(1, 1e10))
+def test_no_algorithm_is_faster_than_the_bound(
+    lie: tuple[Fabric, Group], op: Collective, size: float
+) -> None:
+    on, group = lie
+    sizes = np.array([size])
+    bound = lower_bound_s(op, on, group, sizes)
+    assert bound is not None
+    assert (bound[0] > 0) == (group.degree[0] > 1)
+    for algorithm in legal_algorithms(on, "executor", "dp_cp", op):
+        if algorithm == "hierarchical" and not group.has_hierarchy()[0]:
+            continue
+        terms = collective_terms(op, algorithm, at_nominal(on), group, sizes)
+        assert bound[0] <= terms.transfer_s[0] * (1 + 1e-12), algorithm
+
+
+@settings(max_examples=100, deadline=None)
+@given(groups_on_fabrics(), st.sampled_from(OPS), st.data())
+def test_nor_where_levels_are_measured(
+    lie: tuple[Fabric, Group], op: Collective, data: st.DataObject
+) -> None:
+    on, group = lie
+    fits = [
+        LevelFit(
+            level=level.name,
+            alpha_s=0,
+            bytes_per_s=level.bytes_per_s * data.draw(st.floats(0.01, 2)),
+            num_points=1,
+            residual=0,
+        )
+        for level in on.levels
+    ]
+    on = fitted_fabric(on, fits, source="test")
+    bound = lower_bound_s(op, on, group, np.array([1e6]))
+    assert bound is not None
+    for algorithm in legal_algorithms(on, "megatron", "tp", op):
+        terms = collective_terms(op, algorithm, on, group, np.array([1e6]))
+        assert bound[0] <= terms.total_s()[0]
+
+
+def test_other_operations_have_no_bound() -> None:
+    group = one(8, 1, fabric())
+    assert lower_bound_s("broadcast", fabric(), group, np.array([1.0])) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups_on_fabrics(), st.sampled_from(OPS))
+def test_twice_the_links_are_half_the_bound(lie: tuple[Fabric, Group], op: Collective) -> None:
+    on, group = lie
+    fast = replace(
+        on, levels=tuple(replace(lv, bytes_per_s=2 * lv.bytes_per_s) for lv in on.levels)
+    )
+    slow, quick = (lower_bound_s(op, f, group, np.array([1e6])) for f in (on, fast))
+    assert slow is not None
+    assert quick is not None
+    assert quick[0] == pytest.approx(slow[0] / 2)
+
+
+# --------------------------------------------------------------------- the graph's own bounds
+
+
+def gpu_graph(document: TopologyDocument, nodes: int) -> tuple["nx.Graph[str]", list[str]]:
+    """Return the links that one communicator uses together, every GPU with its own NIC's rate."""
+    graph = build_graph(document, nodes)
+    parts = graph.nodes.items()
+    gpus = [name for name, part in parts if part["kind"] == "gpu"]
+    nics = [name for name, part in parts if part["kind"] == "nic"]
+    links = links_of_kinds(graph, ("nvlink", "xgmi", "infiniband"))
+    links = nx.Graph(links)
+    if nodes == 1:
+        links.remove_nodes_from(nics)
+        return links, gpus
+    return nx.relabel_nodes(links, dict(zip(nics, gpus, strict=True))), gpus
+
+
+def spine_2_to_1() -> TopologyDocument:
+    """Two nodes of two GPUs to a leaf, half of what leaves it up to the spine."""
+    data = cluster(4, oversubscription=2.0).model_dump(mode="json")
+    for link in data["node"]["links"]:
+        link["bandwidth_bytes_per_s"] = 450e9 if link["kind"] == "nvlink" else 64e9
+    return TopologyDocument.model_validate(data)
+
+
+DOCUMENTS = {
+    "dgx-h100": load_topology("dgx-h100"),
+    "mi300x": load_topology("mi300x-8x400-ib"),
+    "v100": load_topology("dgx1-v100"),
+    "2:1 spine": spine_2_to_1(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("dgx-h100", 1),
+        ("dgx-h100", 2),
+        ("dgx-h100", 3),
+        ("mi300x", 1),
+        ("mi300x", 2),
+        ("v100", 1),
+        ("2:1 spine", 1),
+        ("2:1 spine", 2),
+        ("2:1 spine", 4),
+    ],
+)
+def test_bounds_on_levels_are_those_of_the_graph(name: str, nodes: int) -> None:
+    document = DOCUMENTS[name]
+    on = compile_fabric(document, nodes)
+    graph, gpus = gpu_graph(document, nodes)
+    group = one(len(gpus), 1, on)
+    sizes = [level.unit_size for level in on.levels[:-1]]
+    units = [gpus[i : i + size] for size in sizes for i in range(0, len(gpus), size)]
+    of_graph: dict[Collective, Bound] = {
+        "all_gather": all_gather_bound(graph, gpus),
+        "reduce_scatter": reduce_scatter_bound(graph, gpus),
+        "all_reduce": all_reduce_bound(graph, gpus),
+        "all_to_all": all_to_all_bound(graph, gpus, units),
+    }
+    for op, bound in of_graph.items():
+        found = lower_bound_s(op, on, group, np.array([1e9]))
+        assert found is not None
+        assert found[0] == pytest.approx(1e9 * bound.seconds_per_byte), op
+
+
+# ------------------------------------------------------------------------------ what plans say
+
+
+def test_a_plan_says_which_axis_crosses_which_level() -> None:
+    held = {"tp": 8, "pp": 2, "cp": 1, "virtual_stages": 1}
+    request = {
+        "topology": "dgx-h100",
+        "nodes": 16,
+        "model": "llama3-70b",
+        "training": {"global_batch_size": 256, "seq_len": 4096},
+        "constraints": held,
+    }
+    plan = make_plan(resolve(PlanRequest.model_validate(request)))
+    levels: dict[str, set[str]] = {}
+    for crossing in plan.crossings:
+        levels.setdefault(crossing.axis, set()).add(crossing.level)
+    assert levels["tp"] == {"nvlink"}
+    assert levels["pp"] == {"rail"}
+    assert all(names == {"rail"} for axis, names in levels.items() if axis.startswith("dp"))
+    [sent] = [c.bytes_per_step for c in plan.crossings if c.axis == "pp"]
+    ops = [op for op in plan.ops if op.axis == "pp"]
+    assert sent == pytest.approx(sum(op.size_bytes * op.repeats for op in ops), rel=1e-6)
+    sizes = [crossing.bytes_per_step for crossing in plan.crossings]
+    assert sizes == sorted(sizes, reverse=True)
+    for choice in plan.collectives:
+        assert choice.bound_s is not None
+        assert 0 < choice.bound_s < choice.predicted_s
+
+
+def test_the_ring_of_keys_and_values_crosses_nodes_twice() -> None:
+    """Of 16 hops over two nodes 2 leave one: from the 8th to the 9th and back to the first."""
+    request = {
+        "topology": "dgx-h100",
+        "nodes": 2,
+        "model": "llama3-8b",
+        "training": {"global_batch_size": 8, "seq_len": 65536},
+        "constraints": {"cp": 16, "context_exchange": "ring"},
+    }
+    plan = make_plan(resolve(PlanRequest.model_validate(request)))
+    sent = {c.level: c.bytes_per_step for c in plan.crossings if c.axis == "cp"}
+    assert sent["nvlink"] / sent["rail"] == pytest.approx(14 / 2)
