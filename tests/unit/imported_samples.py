@@ -12,6 +12,7 @@ direction. NVLink 1 to 5 have 20, 25, 25, 25, 50 GB/s a link, xGMI 46 to 76.8, P
 
 import csv
 import re
+from functools import cache
 from pathlib import Path
 
 from planner.errors import InvalidInputError
@@ -36,15 +37,20 @@ def rows() -> list[Row]:
 
 def imported(row: Row) -> Imported:
     """Return the topology of a sample."""
-    is_fabric = row["file"].startswith(("slurm/", "ibnetdiscover/"))
-    node = _NODE_OF_FABRICS if is_fabric else row["file"]
+    return _imported(row["file"], row["gpu"] or None, row["nic_gbps"])
+
+
+@cache
+def _imported(file: str, gpu: str | None, nic_gbps: str) -> Imported:
+    is_fabric = file.startswith(("slurm/", "ibnetdiscover/"))
+    node = _NODE_OF_FABRICS if is_fabric else file
     return import_topology(
         (SAMPLES / node).read_bytes(),
         node_source=Path(node).name,
-        gpu=row["gpu"] or None,
-        fabric_text=(SAMPLES / row["file"]).read_bytes() if is_fabric else None,
-        fabric_source=Path(row["file"]).name,
-        options=ImportOptions(nic_gbps=float(row["nic_gbps"]) if row["nic_gbps"] else None),
+        gpu=gpu,
+        fabric_text=(SAMPLES / file).read_bytes() if is_fabric else None,
+        fabric_source=Path(file).name,
+        options=ImportOptions(nic_gbps=float(nic_gbps) if nic_gbps else None),
     )
 
 
