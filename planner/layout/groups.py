@@ -29,7 +29,8 @@ class Group:
         stride: Ranks from one member to the next, shape [rows].
         members: Per level, innermost first, the ranks inside one unit of it, shape [rows]; the
             last entry equals ``degree``.
-        even: Whether every innermost unit that the group enters holds equally many, shape [rows].
+        even: Whether every innermost unit that the group enters holds ``members``, shape [rows];
+            where that is one it may be False all the same, for want of use.
     """
 
     degree: Column
@@ -93,7 +94,7 @@ def _lay(level: Level, num_gpus: int, degree: Column, stride: Column) -> tuple[C
         parts = [_parts(ends, num_gpus, int(one)) for one in spans]
         least = np.array([part.min() for part in parts])[rows]
         even = np.array([part.min() == part.max() for part in parts])[rows]
-    return np.maximum(1, least // stride), even
+    return np.maximum(1, least // stride), even & (least % stride == 0)
 
 
 def _parts(ends: Column, num_gpus: int, span: int) -> Column:

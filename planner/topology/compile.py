@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Final, TypeAlias, cast
 
 import numpy as np
 
 from planner.errors import InvalidInputError
-from planner.topology.document import Impairment, NvlinkDomain, Tier, TopologyDocument
+from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
+from planner.topology.exits import Exit
 from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
 from planner.topology.graph import node_graph
 from planner.topology.impair import NodeTrouble, trouble
@@ -41,7 +42,8 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
 
     Raises:
         InvalidInputError: ``nodes`` is out of range or names a node that is down, an impairment
-            names nothing of this topology, or the GPUs of a group are not listed in a row.
+            names nothing of this topology, the GPUs of a group are not listed in a row, or a GPU
+            reaches no NIC where the network is needed.
     """
     found, trunks = trouble(document)
     used = _used_nodes(document, nodes, found)
@@ -49,9 +51,10 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
     reached = {key: _reach(document, node, found) for key, node in kinds.items()}
     num_gpus = len(used) * document.gpus_per_node
     levels: list[Level] = []
-    for level in (
-        *_inside_levels(document, used, found, reached),
-        *_network_levels(document, used, trunks, list(reached.values())),
+    shares = trunk_shares(document, used, trunks)
+    for level in chain(
+        _inside_levels(document, used, found, reached),
+        _network_levels(document, used, shares, {kinds[key]: reached[key] for key in kinds}),
     ):
         if not levels or _is_wider(level, levels[-1], num_gpus):
             levels.append(level)
@@ -103,6 +106,12 @@ def _used_nodes(
 ) -> tuple[int, ...]:
     if not isinstance(nodes, (list, tuple, range)):
         return first_nodes(document, cast("int | None", nodes))
+    if not nodes or nodes[0] < 0 or nodes[-1] >= document.max_nodes or not _ascend(nodes):
+        raise InvalidInputError(
+            f"topology {document.name!r}: nodes={_few(nodes)}; must be numbers from 0 to "
+            f"{document.max_nodes - 1}, ascending, at least one",
+            where="nodes",
+        )
     down = [node for node in nodes if found.get(node, NodeTrouble()).compute_share == 0]
     if down:
         raise InvalidInputError(
@@ -110,6 +119,14 @@ def _used_nodes(
             where="nodes",
         )
     return tuple(nodes)
+
+
+def _ascend(nodes: Sequence[int]) -> bool:
+    return all(below < above for below, above in pairwise(nodes))
+
+
+def _few(nodes: Sequence[int]) -> str:
+    return str([*nodes[:8]]) if len(nodes) <= 8 else f"[{', '.join(map(str, nodes[:8]))}, ...]"
 
 
 # --------------------------------------------------------------------------------- inside nodes
@@ -136,19 +153,12 @@ def _conditions(
 
 def _reach(document: TopologyDocument, node: int, found: dict[int, NodeTrouble]) -> NodeReach:
     graph = node_graph(document, node, found.get(node))
-    reach = node_reach(
+    return node_reach(
         document.node_type(node),
         graph,
         gpudirect=document.network.gpudirect if document.network else "pxb",
         in_domain=document.nvlink_domain is not None,
     )
-    if reach.exit is not None and reach.exit.bytes_per_s == 0 and document.network is not None:
-        raise InvalidInputError(
-            f"topology {document.name!r}: {document.host(node)} has no NIC that is up and that a "
-            "GPU reaches; mark the node down",
-            where="impairments",
-        )
-    return reach
 
 
 def _inside_levels(
@@ -238,21 +248,22 @@ def _sources(document: TopologyDocument, kind: LevelKind, name: str) -> str:
 def _network_levels(
     document: TopologyDocument,
     used: Sequence[int],
-    trunks: Sequence[Impairment],
-    reached: Sequence[NodeReach],
+    shares: Sequence[float],
+    reached: dict[int, NodeReach],
 ) -> Iterator[Level]:
     """One level per tier: what leaves a node by its NICs, thinned by every oversubscription."""
     network = document.network
-    exits = [reach.exit for reach in reached if reach.exit is not None]
+    exits = _exits(document, reached)
     if network is None or not exits:
         return
     bytes_per_s = min(way.bytes_per_s for way in exits)
     direct = min(way.direct_bytes_per_s for way in exits)
     alpha_s = 2 * (max(way.alpha_s for way in exits) + network.nic_latency_s)
     below = document.nvlink_domain.num_nodes if document.nvlink_domain else 1
-    thinning = 1.0
-    for tier, left in zip(network.tiers, trunk_shares(document, used, trunks), strict=True):
-        thinning *= tier.oversubscription / left
+    oversubscription = thinning = 1.0
+    for tier, left in zip(network.tiers, shares, strict=True):
+        oversubscription *= tier.oversubscription
+        thinning = max(thinning, oversubscription / left)
         alpha_s += tier.latency_s
         whole = below * math.ceil(len(used) / below)
         most = whole if tier.num_nodes is None else tier.num_nodes
@@ -271,6 +282,29 @@ def _network_levels(
             oversubscription=thinning,
         )
         below = most
+
+
+def _exits(document: TopologyDocument, reached: dict[int, NodeReach]) -> list[Exit]:
+    """Return the ways out of every kind of node.
+
+    Raises:
+        InvalidInputError: From a node, or from one of its GPUs, there is none.
+    """
+    for node, way in ((node, reach.exit) for node, reach in reached.items() if reach.exit):
+        host = document.host(node)
+        if way.bytes_per_s == 0:
+            raise InvalidInputError(
+                f"topology {document.name!r}: {host} has no NIC that is up and that a GPU reaches; "
+                "mark the node down",
+                where="impairments",
+            )
+        if way.direct_bytes_per_s == 0:
+            raise InvalidInputError(
+                f"topology {document.name!r}: a GPU of {host} reaches no NIC that is up, neither "
+                "over NVLink nor through the host; add its PCIe link, or mark the node down",
+                where="node.links",
+            )
+    return [reach.exit for reach in reached.values() if reach.exit is not None]
 
 
 def _unit_sizes(

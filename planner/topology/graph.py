@@ -46,8 +46,7 @@ def node_graph(
         cables = {nic: first_switch(network, node, rail) for nic, _, rail in _nics(graph)}
         edge = _edge(network.kind, network.nic_bandwidth_bytes_per_s, network.nic_latency_s)
         graph.add_edges_from((nic, switch, edge.copy()) for nic, switch in cables.items())
-    for impairment in found.links if found is not None else ():
-        impair(graph, impairment)
+    impair(graph, found.links if found is not None else ())
     for nic, switch in cables.items():
         left = graph.get_edge_data(nic, switch, default={"bandwidth_bytes_per_s": 0.0})
         graph.nodes[nic]["bytes_per_s"] = left["bandwidth_bytes_per_s"]
@@ -74,23 +73,28 @@ def build_graph(
     _add_nodes(graph, document, {node: f"{document.host(node)}/" for node in nodes})
     if document.network is not None and len(nodes) > 1:
         _add_network(graph, document.network, nodes)
-    for impairment in document.impairments:
-        _impair_if_there(graph, document, impairment)
+    _impair_what_is_there(graph, document, nodes)
     return graph
 
 
-def _impair_if_there(
-    graph: nx.Graph[str], document: TopologyDocument, impairment: Impairment
+def _impair_what_is_there(
+    graph: nx.Graph[str], document: TopologyDocument, nodes: Sequence[int]
 ) -> None:
-    part = impairment.part
-    if part is None or graph.nodes.get(part, {}).get("kind") not in (None, "gpu", "process"):
-        if all(end in graph for end in impairment.link or ()):
-            impair(graph, impairment)
-        return
-    workers = [part] if part in graph else [n for n in graph if n.startswith(f"{part}/")]
-    for worker in workers:
-        if graph.nodes[worker]["kind"] in ("gpu", "process"):
-            graph.nodes[worker]["compute_share"] = impairment.factor
+    numbers = {document.host(node): node for node in nodes} if document.impairments else {}
+    links: list[Impairment] = []
+    for impairment in document.impairments:
+        part = impairment.part or ""
+        if part in numbers:
+            workers = [f"{part}/{worker}" for worker in document.node_type(numbers[part]).workers()]
+        else:
+            kind = graph.nodes.get(part, {}).get("kind")
+            workers = [part] if kind in ("gpu", "process") else []
+        for worker in workers:
+            share = graph.nodes[worker].get("compute_share", 1.0)
+            graph.nodes[worker]["compute_share"] = min(share, impairment.factor)
+        if not workers and all(end in graph for end in impairment.link or (part,)):
+            links.append(impairment)
+    impair(graph, links)
 
 
 def _add_nodes(graph: nx.Graph[str], document: TopologyDocument, prefixes: dict[int, str]) -> None:

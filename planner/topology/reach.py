@@ -82,6 +82,8 @@ def node_reach(
         InvalidInputError: Two workers have no link, or those that have are not listed in a row.
     """
     way_out = nic_exit(graph, node.workers(), gpudirect) if node.count("nic") else None
+    # A NIC on the PCIe of two GPUs joins neither to the other.
+    graph = graph.subgraph(name for name, part in graph.nodes.items() if part["kind"] != "nic")
     if node.count("process"):
         return NodeReach((_loopback(node, graph),), way_out)
     if in_domain:
@@ -140,6 +142,12 @@ def _levels(node: NodeType, graph: nx.Graph[str]) -> Iterator[Inside]:
         below = units
     if len(workers) == 1:
         alone = _exit_rate(graph, below, (*_PEER, *_HOST))
+        if alone == 0:
+            raise InvalidInputError(
+                f"topology {graph.graph['topology']!r}: {workers[0]} has no link that is up; add "
+                "one, for example to the cpu over PCIe",
+                where="node.links",
+            )
         yield Inside("pcie", "pcie", below, alone, 0.0)
     elif len(below) > 1:
         raise InvalidInputError(

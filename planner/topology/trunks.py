@@ -1,6 +1,6 @@
 """What weak and broken cables between switches leave of each tier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -35,10 +35,9 @@ def trunk_shares(
         return (1.0,) * num_tiers
     known = switches(document)
     weakest = [1.0] * num_tiers
-    broken: dict[str, int] = {}
+    broken: dict[str, set[int]] = {}
     units = [set(np.unique(unit_of(tier, nodes)).tolist()) for tier in network.tiers]
-    for impairment in trunks:
-        name = _lower_end(document, impairment, known)
+    for impairment, name in _cables(document, trunks, known):
         lower = known[name]
         crossed = len(units[lower.tier]) > 1 and lower.unit in units[lower.tier]
         if not crossed:
@@ -47,8 +46,8 @@ def trunk_shares(
             weakest[lower.tier + 1] = min(weakest[lower.tier + 1], impairment.factor)
             continue
         unit = name.partition("/")[0]
-        broken[unit] = broken.get(unit, 0) + 1
-        left = 1 - broken[unit] / (num_rails(document) if lower.tier == 0 else 1)
+        broken.setdefault(unit, set()).add(lower.rail)
+        left = 1 - len(broken[unit]) / (num_rails(document) if lower.tier == 0 else 1)
         if left <= 0:
             raise InvalidInputError(
                 f"topology {document.name!r}: {impairment} leaves {unit} no way to the others; "
@@ -59,15 +58,23 @@ def trunk_shares(
     return tuple(weakest)
 
 
-def _lower_end(document: TopologyDocument, impairment: Impairment, known: dict[str, Switch]) -> str:
-    """Return the switch below the link; a whole switch means its links upward."""
-    if impairment.part in known and known[impairment.part or ""].parent:
-        return str(impairment.part)
-    for a, b in (impairment.link or ("", ""),) if impairment.link else ():
-        for lower, upper in ((a, b), (b, a)):
-            if lower in known and known[lower].parent == upper:
-                return lower
-    raise _unknown(document, impairment, known)
+def _cables(
+    document: TopologyDocument, trunks: Sequence[Impairment], known: dict[str, Switch]
+) -> Iterator[tuple[Impairment, str]]:
+    """Yield every impairment with the switch below its link; a whole switch means all its links.
+
+    Raises:
+        InvalidInputError: It names no link between switches.
+    """
+    for impairment in trunks:
+        if impairment.link is not None:
+            a, b = impairment.link
+            ends = [x for x, y in ((a, b), (b, a)) if x in known and known[x].parent == y]
+        else:
+            ends = [x for x, s in known.items() if s.parent and impairment.part in (x, s.parent)]
+        if not ends:
+            raise _unknown(document, impairment, known)
+        yield from ((impairment, end) for end in ends)
 
 
 def _unknown(

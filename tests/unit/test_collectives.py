@@ -14,11 +14,12 @@ from planner.cost.collectives import (
     choose,
     collective_terms,
     legal_algorithms,
+    rate_of,
     thresholds,
 )
 from planner.layout.groups import lay_group
 from planner.plan import Algorithm, Collective
-from planner.topology.fabric import Fabric, Level
+from planner.topology.fabric import Fabric, Level, Mesh
 from tests.unit.problems import NVLINK, RAIL, SPINE, fabric
 
 OPS: tuple[Collective, ...] = (
@@ -273,3 +274,133 @@ def test_gloo_emulates_the_scatter_inside_a_hierarchy_too() -> None:
     found = seconds("all_reduce", "hierarchical", 32, 1, SIZE, flat).transfer_s[0]
     inside = 3 * SIZE * 7 / 8 / rate(NVLINK)
     assert found == pytest.approx(inside + 2 * SIZE / 8 * 3 / 4 / rate(RAIL))
+
+
+# ------------------------------------------------------------ meshes, shared NICs, unequal units
+
+
+def full_mesh(size: int) -> Mesh:
+    """Return a mesh in which every pair has one link of ``size - 1``."""
+    shares = tuple(max(m - 1, 1) / (size - 1) for m in range(1, size + 1))
+    return Mesh((shares,) * size, (shares,) * size)
+
+
+MESH = replace(NVLINK, kind="xgmi", mesh=full_mesh(8))
+LINK_BYTES_PER_S = 450e9 / 7
+
+
+def mesh_rate(num_links: int) -> float:
+    return num_links * LINK_BYTES_PER_S * achieved_bytes_per_s(MESH) / MESH.bytes_per_s
+
+
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_two_gpus_of_a_mesh_have_one_link(stride: int) -> None:
+    on = fabric(8, levels=(MESH,))
+    reduce = seconds("all_reduce", "ring", 2, stride, SIZE, on)
+    assert reduce.transfer_s[0] == pytest.approx(2 * SIZE / 2 / mesh_rate(1))
+    send = seconds("send_recv", "point_to_point", 2, stride, SIZE, on)
+    assert send.transfer_s[0] == pytest.approx(SIZE / mesh_rate(1))
+
+
+def test_a_send_along_a_mesh_has_one_link_however_many_ranks_send() -> None:
+    on = fabric(8, levels=(MESH,))
+    found = seconds("send_recv", "point_to_point", 8, 1, SIZE, on).transfer_s[0]
+    assert found == pytest.approx(SIZE / mesh_rate(1))
+
+
+def test_all_of_a_mesh_exchange_over_all_its_links() -> None:
+    on = fabric(8, levels=(MESH,))
+    for degree in (2, 4, 8):
+        found = seconds("all_to_all", "direct", degree, 1, SIZE, on).transfer_s[0]
+        assert found == pytest.approx(SIZE / degree / mesh_rate(1))
+
+
+def test_rings_and_sends_have_meshes_of_their_own() -> None:
+    ring, direct = (tuple((x, x) for _ in range(2)) for x in (0.5, 0.25))
+    on = fabric(2, levels=(replace(NVLINK, mesh=Mesh(ring, direct)),))
+    by_ring = seconds("all_gather", "ring", 2, 1, SIZE, on).transfer_s[0]
+    assert by_ring == pytest.approx(SIZE / 2 / (0.5 * rate(NVLINK)))
+    by_all = seconds("all_to_all", "direct", 2, 1, SIZE, on).transfer_s[0]
+    assert by_all == pytest.approx(SIZE / 2 / (0.25 * rate(NVLINK)))
+
+
+def test_the_stride_says_which_members_of_a_mesh_are_joined() -> None:
+    shares = tuple(tuple(1 / (stride + members) for members in (1, 2)) for stride in (1, 2))
+    level = replace(NVLINK, mesh=Mesh(shares, shares))
+    on = fabric(4, levels=(replace(level, unit_size=4),))
+    for stride, expected in ((1, 1 / 3), (2, 1 / 4)):
+        group = lay_group(on, np.array([2]), np.array([stride]))
+        found = rate_of(level, group, group.members[0], direct=False, nominal=True)
+        assert np.asarray(found)[0] == pytest.approx(expected * level.bytes_per_s)
+
+
+SHARED = replace(RAIL, direct_share=0.25)
+
+
+@pytest.mark.parametrize(
+    ("op", "algorithm", "factor"),
+    [
+        ("all_to_all", "direct", 4.0),
+        ("all_to_all", "pairwise", 4.0),
+        ("send_recv", "point_to_point", 4.0),
+        ("all_reduce", "ring", 1.0),
+        ("all_reduce", "tree", 1.0),
+        ("all_reduce", "hierarchical", 1.0),
+    ],
+)
+def test_only_those_who_send_for_themselves_feel_that_nics_are_shared(
+    op: Collective, algorithm: Algorithm, factor: float
+) -> None:
+    own, shared = (fabric(64, levels=(NVLINK, level)) for level in (RAIL, SHARED))
+    before, after = (seconds(op, algorithm, 16, 4, SIZE, on) for on in (own, shared))
+    assert after.transfer_s[0] == pytest.approx(factor * before.transfer_s[0])
+    assert after.latency_s[0] == before.latency_s[0]
+
+
+def test_nominal_rates_leave_out_what_large_transfers_lose() -> None:
+    group = lay_group(fabric(16), np.array([16]), np.array([1]))
+    found = rate_of(SHARED, group, group.members[1], direct=True, nominal=True)
+    assert found == pytest.approx(0.25 * 50e9)
+    achieved = rate_of(SHARED, group, group.members[1], direct=True)
+    assert achieved == pytest.approx(0.94 * 0.25 * 50e9)
+
+
+UNEVEN = replace(NVLINK, unit_sizes=(8, 8, 6, 2, 4, 4))
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+@given(
+    which=st.sampled_from([("bytes_per_s", 0), ("bytes_per_s", 1), ("direct_share", 1)]),
+    inner=st.sampled_from([MESH, UNEVEN, replace(UNEVEN, mesh=full_mesh(8))]),
+    group=st.sampled_from([(2, 1), (4, 1), (8, 1), (32, 1), (2, 8), (4, 8), (2, 16), (16, 2)]),
+    factor=st.floats(0.01, 1.0),
+)
+def test_time_never_falls_when_a_level_of_an_uneven_fabric_weakens(
+    op: Collective,
+    algorithm: Algorithm,
+    which: tuple[str, int],
+    inner: Level,
+    group: tuple[int, int],
+    factor: float,
+) -> None:
+    name, index = which
+    levels = [inner, replace(SHARED, unit_size=32)]
+    healthy = seconds(op, algorithm, *group, SIZE, fabric(32, levels=tuple(levels)))
+    weaker = getattr(levels[index], name) * factor
+    levels[index] = replace(levels[index], **{name: weaker})
+    weak = seconds(op, algorithm, *group, SIZE, fabric(32, levels=tuple(levels)))
+    assert weak.transfer_s[0] >= healthy.transfer_s[0] * (1 - 1e-12)
+    assert weak.latency_s[0] == healthy.latency_s[0]
+
+
+@pytest.mark.parametrize(("op", "algorithm"), PAIRS)
+def test_names_and_sources_of_levels_mean_nothing(op: Collective, algorithm: Algorithm) -> None:
+    plain = fabric(64, levels=(MESH, SHARED, SPINE))
+    named = replace(
+        plain,
+        topology="another",
+        levels=tuple(replace(v, name=f"x{i}", source="?") for i, v in enumerate(plain.levels)),
+    )
+    for group in ((2, 1), (16, 4), (64, 1)):
+        one, other = (seconds(op, algorithm, *group, SIZE, on) for on in (plain, named))
+        assert one.total_s()[0] == other.total_s()[0]

@@ -147,3 +147,71 @@ def test_a_hierarchy_needs_several_in_each_of_several_nodes(
 ) -> None:
     group = lay_group(fabric(4096), np.array([degree]), np.array([stride]))
     assert bool(group.has_hierarchy()[0]) is expected
+
+
+# --------------------------------------------------------- unequal units, every group enumerated
+
+
+def counts_in_units(sizes: tuple[int, ...], degree: int, stride: int) -> list[list[int]]:
+    """Return how many members each group has in each unit that it enters."""
+    unit = np.repeat(np.arange(len(sizes)), sizes)
+    span = degree * stride
+    return [
+        np.unique(unit[first + j : first + span : stride], return_counts=True)[1].tolist()
+        for first in range(0, len(unit), span)
+        for j in range(stride)
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_members_and_evenness_are_those_of_every_group_of_the_axis(equal: bool) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(150):
+        num_units = int(rng.integers(1, 6))
+        sizes = tuple(rng.integers(1, 13, 1 if equal else num_units).tolist())
+        sizes = sizes * num_units if equal else sizes
+        world = sum(sizes)
+        node = replace(NODE, unit_size=max(sizes))
+        if len(set(sizes)) > 1:
+            node = replace(node, unit_sizes=sizes)
+        wide = fabric(world, levels=(node, replace(CORE, unit_size=world)))
+        laid = [(s // d, d) for s in divisors(world) for d in divisors(s)]
+        degrees, strides = (np.array(column) for column in zip(*laid, strict=True))
+        group = lay_group(wide, degrees, strides)
+        for i, (degree, stride) in enumerate(laid):
+            counts = counts_in_units(sizes, degree, stride)
+            fewest = min(map(min, counts))
+            assert group.members[0][i] == fewest, (sizes, degree, stride)
+            even = all(count == fewest for of_group in counts for count in of_group)
+            several = bool(1 < fewest < degree)
+            assert bool(group.has_hierarchy()[i]) is (several and even), (sizes, degree, stride)
+            if fewest > 1:
+                assert bool(group.even[i]) is even, (sizes, degree, stride)
+
+
+def test_members_of_unequal_levels_never_shrink_outwards() -> None:
+    """Nodes of 4, leaves of 12 and 4: a pair of nodes may share a leaf or not."""
+    leaf = replace(LEAF, unit_size=12, unit_sizes=(12, 4))
+    wide = fabric(16, levels=(NODE, leaf, replace(CORE, unit_size=16)))
+    degrees, strides = np.array([16, 8, 4, 2, 2]), np.array([1, 1, 1, 8, 4])
+    group = lay_group(wide, degrees, strides)
+    assert [m.tolist() for m in group.members] == [
+        [4, 4, 4, 1, 1],
+        [4, 4, 4, 1, 1],
+        [16, 8, 4, 2, 2],
+    ]
+    uneven = replace(NODE, unit_sizes=(1, 3, 4, 4, 4))
+    small = lay_group(fabric(16, levels=(uneven, leaf, wide.levels[2])), degrees, strides)
+    for below, inside in zip(small.members, small.members[1:], strict=False):
+        assert (below <= inside).all()
+
+
+def test_a_stride_that_does_not_divide_a_node_leaves_nodes_uneven() -> None:
+    """tp 3 on nodes of 8: dp 8 apart by 3 has 3, 3 and 2 members on three nodes."""
+    group = axis_group(fabric(24), row(tp=3, dp_shard=8), "dp")
+    assert int(group.members[0][0]) == 2
+    assert not group.has_hierarchy()[0]
