@@ -67,11 +67,17 @@ class _Sheet:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A unit that is not opened."""
+    """A unit that is not opened, or a node.
+
+    Attributes:
+        place: Where it is drawn.
+        name: Of it.
+        num_nics: What leads up from it; of a unit as if all its nodes were of the common type.
+    """
 
     place: Box
     name: str
-    num_nodes: int
+    num_nics: int
 
 
 def draw_svg(document: TopologyDocument, nodes: int | Sequence[int] | None = None) -> str:
@@ -210,7 +216,8 @@ def _draw_cards(sheet: _Sheet, ring: Surrounding, like: Box) -> list[_Card]:
         (sheet.boxes if style == "switch" else sheet.frames).append(
             box(place, style, words, title=title, part=name, factor=factor)
         )
-        cards.append(_Card(place, name, num_nodes))
+        kind = document.node if ring.below else document.node_type(number)
+        cards.append(_Card(place, name, num_nodes * kind.count("nic")))
     if num_more:
         words = ring.rest(num_more)
         sheet.frames.append(box(_next_card(sheet, like), "rest", words, title=" ".join(words)))
@@ -283,9 +290,10 @@ def _draw_tier(
     text = cut(ring.text(own, num_rails=len(ends) if by_rail else 0), bar.width - 16)
     y = bar.y + (16 if has_cells else bar.height / 2 + 4)
     sheet.boxes.append(label(bar.x + 8, y, text, "bad" if factor != 1 else ""))
-    num_nics = document.node.count("nic")
     # In the first tier a line is the cable of one NIC, above it all links of a unit or of its rail.
-    num_links = 1 if ring.tier == 0 else max(1, num_nics * ring.num_own // len(ends))
+    num_links = 1
+    if ring.tier > 0:
+        num_links = ring.num_own * (document.node.count("nic") if len(ends) == 1 else 1)
     above: list[tuple[str, float, float]] = []
     for i, (name, x, top) in enumerate(ends):
         switch = switch_name(network, ring.tier, ring.unit, i)
@@ -295,9 +303,8 @@ def _draw_tier(
         end = (x, bar.bottom - 4 if has_cells else bar.bottom)
         _draw_line(sheet, (x, top), end, (name, switch), tier, num_links)
     for card in cards:
-        x = card.place.centre
-        num_links = num_nics * card.num_nodes
-        _draw_line(sheet, (x, card.place.y), (x, bar.bottom), (card.name, own), tier, num_links)
+        x, pair = card.place.centre, (card.name, own)
+        _draw_line(sheet, (x, card.place.y), (x, bar.bottom), pair, tier, card.num_nics)
     # A line for each of very many rails would say no more than one for all.
     return above or [(own, sheet.frame.x + sheet.frame.width / 2, bar.y)]
 

@@ -69,6 +69,12 @@ def test_meshes_say_what_a_pair_and_what_a_gpu_has() -> None:
     assert mesh in [text.strip() for text in texts]
 
 
+def test_a_nic_that_two_gpus_share_hangs_on_neither() -> None:
+    texts = [text.strip() for text in lines(outline(load_topology("frontier"), 1))]
+    assert "4 nic on 8 gpu by pcie, 63.0 GB/s each" in texts
+    assert "cpu: 8 gpu at 36.0 GB/s" in texts
+
+
 def test_a_domain_of_one_rack_has_no_tiers_and_many_racks_have() -> None:
     document = load_topology("gb200-nvl72")
     assert "  1 x nvlink domain of 18 nodes: 18 nvswitch, 900 GB/s each gpu" in lines(
@@ -180,4 +186,4 @@ def test_names_are_shown_as_they_are_written(
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**document, "name": "[red]mine[/red]"}))
     assert show(monkeypatch, str(path)) == 0
-    assert "[red]mine[/red]: 1 node, 4 ranks" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("[red]mine[/red]: 1 node, 4 ranks\n")
