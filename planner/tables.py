@@ -49,11 +49,11 @@ _MAX_VALUE_LENGTH: Final = 100
 # Those that would be empty for every level are left out.
 _LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
     "level": lambda level: escape(level.name),
-    "kind": lambda level: level.kind,
+    "kind|": lambda level: level.kind,
     "GPUs of a unit>": lambda level: (
         runs(level.unit_sizes) if level.unit_sizes else f"{level.unit_size:,}"
     ),
-    "per GPU, one way>": lambda level: format_rate(level.bytes_per_s, "B/s"),
+    "per GPU>": lambda level: format_rate(level.bytes_per_s, "B/s"),
     "each for itself>": lambda level: (
         format_rate(level.bytes_per_s * level.direct_share, "B/s")
         if level.direct_share != 1
@@ -64,7 +64,7 @@ _LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
     "oversubscribed>": lambda level: (
         f"{level.oversubscription:g}:1" if level.oversubscription > 1 else ""
     ),
-    "multicast": lambda level: "yes" if level.multicast else "",
+    "multicast|": lambda level: "yes" if level.multicast else "",
     "source": lambda level: escape(level.source),
 }
 
@@ -132,14 +132,18 @@ def show_fabric(
         name: [column(level) for level in fabric.levels] for name, column in _LEVEL_COLUMNS.items()
     }
     columns = {name: words for name, words in cells.items() if any(words)}
+    # Where there is no room for a column of sources, they stand below.
+    sources = columns.pop("source") if out.width < _WIDE else []
     table = _table(*columns)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
     counted = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
     title = f"{document.name}: {counted}, {fabric.num_gpus:,} ranks on {document.device_name}"
-    out.print(title, style="bold", markup=False)
+    out.print(f"{title}; bandwidths one way", style="bold", markup=False)
     out.print(table)
+    for level, source in zip(fabric.levels, sources, strict=False):
+        out.print(f"{escape(level.name)}: {source}")
     _show_assumptions(out, document.assumptions)
 
 

@@ -1,5 +1,6 @@
 """The tree of a topology: equal things once with their count, and nothing lost on the way."""
 
+import io
 import json
 import re
 import sys
@@ -8,9 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from planner.cli import main
+from planner.tables import show_fabric
 from planner.topology.bundled import load_topology, topology_names
+from planner.topology.compile import compile_fabric
 from planner.topology.document import Impairment, Tier, TopologyDocument, parse_topology
 from planner.topology.outline import Line, outline, runs
 
@@ -145,6 +149,20 @@ def test_show_prints_the_tree_and_only_columns_that_say_something(
         heading = next(line for line in out.splitlines() if line.startswith("level "))
         assert {words for words in headings if words in heading} == shown
         assert lines(outline(load_topology(arguments[0])))[-1].strip() in out
+
+
+def test_sources_stand_below_a_narrow_table() -> None:
+    document = load_topology("dgx-h100")
+    fabric = compile_fabric(document, 4)
+    for width, in_table in ((80, False), (140, True)):
+        out = Console(width=width, file=io.StringIO(), highlight=False)
+        show_fabric(out, document, fabric)
+        assert isinstance(out.file, io.StringIO)
+        text = out.file.getvalue()
+        heading = next(line for line in text.splitlines() if line.startswith("level "))
+        assert ("source" in heading) == in_table
+        assert ("rail: NVIDIA DGX SuperPOD" in text) == (not in_table)
+        assert "450 GB/s" in text
 
 
 def test_show_writes_the_drawing(
