@@ -1,1 +1,1 @@
-"""Topologies from what machines and schedulers print; see ``planner.topology.importers.cluster``."""
+"""Topologies from what machines and schedulers print; ``cluster`` is where to begin."""

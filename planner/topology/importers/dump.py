@@ -5,6 +5,7 @@ of topology documents; ``node`` and ``cluster`` turn dumps into documents and kn
 formats. What a text leaves open stays None here: it is guessed in one place, and said.
 """
 
+import codecs
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -81,7 +82,8 @@ class FoundPart:
         parent: Name of the switch or CPU it hangs on; None for a CPU (the CPUs are joined to each
             other) and for an NVSwitch.
         line: Where it was found.
-        model: What the dump calls a GPU, if it does: "NVIDIA H100 80GB HBM3", "gfx942".
+        model: What the dump calls a GPU, if it does: "NVIDIA H100 80GB HBM3", "gfx942". Of a CPU
+            its vendor, family and model, as "GenuineIntel 6 143".
         bytes_per_s: Rate of a NIC, one direction, if the dump says.
         link_bytes_per_s: PCIe to the parent, one direction, if the dump says.
         is_coherent: A GPU on its CPU by NVLink-C2C or Infinity Fabric (Grace, MI300A), not PCIe.
@@ -186,7 +188,8 @@ class FabricDump:
 def checked_text(text: str | bytes, *, source: str) -> str:
     """Return the text that a reader may look at: decoded, of bounded size, not binary.
 
-    Bytes that are no UTF-8 become U+FFFD: readers match codes, not prose.
+    Bytes that are no UTF-8 become U+FFFD: readers match codes, not prose. UTF-16 with a byte order
+    mark is what PowerShell writes for ">".
 
     Raises:
         TopologyTextError: It is empty, larger than ``MAX_TEXT_BYTES`` or binary.
@@ -197,9 +200,14 @@ def checked_text(text: str | bytes, *, source: str) -> str:
             "node, or of one fabric",
             source=source,
         )
-    decoded = text.decode("utf-8-sig", errors="replace") if isinstance(text, bytes) else text
+    decoded = _decoded(text) if isinstance(text, bytes) else text
     if "\0" in decoded:
         raise TopologyTextError("is binary; save the text of the command", source=source)
     if not decoded.strip():
         raise TopologyTextError("is empty; paste the output of the command", source=source)
     return decoded
+
+
+def _decoded(text: bytes) -> str:
+    is_utf_16 = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return text.decode("utf-16" if is_utf_16 else "utf-8-sig", errors="replace")

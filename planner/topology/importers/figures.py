@@ -81,16 +81,38 @@ def coherent_link(model: GpuModel) -> tuple[float, str] | None:
     return bytes_per_s, f"{source}. {_CPU_LATENCY_SOURCE}"
 
 
-def cpu_link(*, is_power: bool) -> tuple[float, str]:
+def cpu_link(model: str | None, *, is_power: bool) -> tuple[float, str]:
     """Return bytes/s between two CPUs, and its source.
 
-    NCCL 2.30 topo.h has, in GB/s: Broadwell QPI 6, Skylake UPI 10, AMD 16, Sapphire Rapids UPI
-    22, POWER9 32, Emerald Rapids UPI 40. Texts do not say which CPU it is.
+    Figures, and numbers of Intel models, as in NCCL 2.30 (src/graph/topo.h, topo.cc).
+
+    >>> cpu_link("x86_64 GenuineIntel 6 85", is_power=False)[0]
+    10000000000.0
     """
-    if is_power:
-        return 32e9, f"NCCL 2.30 topo.h: POWER9 32 GB/s. {_CPU_LATENCY_SOURCE}"
-    source = "assumed as Sapphire Rapids in NCCL 2.30 topo.h: UPI 22 GB/s"
-    return 22e9, f"{source}. {_CPU_LATENCY_SOURCE}"
+    text = (model or "").lower()
+    intel = re.search(r"genuineintel 6 (\d+)", text)
+    if is_power or "power" in text or "ppc64" in text:
+        rate, name = 32e9, "POWER9 32 GB/s"
+    elif intel is not None:
+        rate, name = _intel_link(int(intel[1]))
+    elif "amd" in text:
+        rate, name = 16e9, "AMD 16 GB/s"
+    elif "aarch64" in text or "arm" in text:
+        rate, name = 6e9, "Arm 6 GB/s"
+    else:
+        source = "assumed as Sapphire Rapids in NCCL 2.30 topo.h: UPI 22 GB/s"
+        return 22e9, f"{source}. {_CPU_LATENCY_SOURCE}"
+    return rate, f"NCCL 2.30 topo.h: {name} for {model or 'POWER'}. {_CPU_LATENCY_SOURCE}"
+
+
+def _intel_link(number: int) -> tuple[float, str]:
+    if number == 207:
+        return 40e9, "Emerald Rapids UPI 40 GB/s"
+    if number == 143:
+        return 22e9, "Sapphire Rapids UPI 22 GB/s"
+    if number >= 85:
+        return 10e9, "Skylake UPI 10 GB/s"
+    return 6e9, "Broadwell QPI 6 GB/s"
 
 
 def nic_latency(model: GpuModel, *, over_tcp: bool) -> tuple[float, str]:

@@ -24,14 +24,19 @@ from planner.topology.importers.dump import (
     Remarks,
     TopologyTextError,
 )
-from planner.topology.importers.lstopo_cpus import all_objects, find_cpus, first_cpu, objects
+from planner.topology.importers.lstopo_cpus import (
+    all_objects,
+    find_cpus,
+    first_cpu,
+    info,
+    objects,
+)
 from planner.topology.importers.lstopo_devices import (
     Function,
     find_gpus,
     find_nic_ports,
     gpu_part,
     gpus_in_order,
-    info,
     link_bytes_per_s,
     pci_function,
 )

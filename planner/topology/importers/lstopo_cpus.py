@@ -6,7 +6,7 @@ from typing import Final
 from planner.topology.importers.dump import FoundPart, Remarks
 from planner.topology.importers.xml import Element, whole_number
 
-__all__ = ["all_objects", "find_cpus", "first_cpu", "objects"]
+__all__ = ["all_objects", "find_cpus", "first_cpu", "info", "objects"]
 
 _MEMORY: Final = ("NUMANode", "MemCache")
 _IO: Final = ("Bridge", "PCIDev", "OSDev", "Misc")
@@ -26,6 +26,14 @@ def all_objects(element: Element) -> Iterator[Element]:
         stack.extend(reversed(objects(found)))
 
 
+def info(element: Element, name: str) -> str:
+    """Return the value of an ``<info>`` of an object; empty if it has none."""
+    for child in element.children:
+        if child.tag == "info" and child.get("name") == name:
+            return child.get("value").strip()
+    return ""
+
+
 def find_cpus(machine: Element, remarks: Remarks) -> dict[int, FoundPart]:
     """Return the CPU part of each object that holds cores and memory, by ``id`` of its element.
 
@@ -35,6 +43,7 @@ def find_cpus(machine: Element, remarks: Remarks) -> dict[int, FoundPart]:
     if not holders:
         packages = [e for e in all_objects(machine) if e.get("type") in ("Package", "Socket")]
         holders = [(package, package) for package in packages] or [(machine, machine)]
+    model = _model(machine)
     cpus: dict[int, FoundPart] = {}
     taken: set[str] = set()
     for holder, numbered in holders:
@@ -43,8 +52,17 @@ def find_cpus(machine: Element, remarks: Remarks) -> dict[int, FoundPart]:
             remarks.add(f"{name} is there twice: the second is renamed", holder.line)
             name = f"{name}@{holder.line}"
         taken.add(name)
-        cpus[id(holder)] = FoundPart(name, "cpu", line=holder.line)
+        cpus[id(holder)] = FoundPart(name, "cpu", line=holder.line, model=model)
     return cpus
+
+
+def _model(machine: Element) -> str | None:
+    """Return vendor, family and model of the first package that names them, or its name."""
+    for element in (machine, *all_objects(machine)):
+        numbers = [info(element, f"CPU{key}") for key in ("Vendor", "FamilyNumber", "ModelNumber")]
+        if name := " ".join(filter(None, numbers)) or info(element, "CPUModel"):
+            return name[:80]
+    return None
 
 
 def _holders(element: Element) -> Iterator[tuple[Element, Element]]:

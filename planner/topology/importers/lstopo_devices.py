@@ -7,6 +7,7 @@ from typing import Final
 
 from planner.topology.importers.dump import FoundPart, Remarks
 from planner.topology.importers.interfaces import virtual_kind
+from planner.topology.importers.lstopo_cpus import info
 from planner.topology.importers.pci import (
     PciKind,
     bus_order,
@@ -22,7 +23,6 @@ __all__ = [
     "find_nic_ports",
     "gpu_part",
     "gpus_in_order",
-    "info",
     "link_bytes_per_s",
     "pci_function",
 ]
@@ -61,14 +61,6 @@ class Function:
     link_bytes_per_s: float | None
     osdevs: tuple[Element, ...]
     backends: Mapping[str, Element]
-
-
-def info(element: Element, name: str) -> str:
-    """Return the value of an ``<info>`` of an object; empty if it has none."""
-    for child in element.children:
-        if child.tag == "info" and child.get("name") == name:
-            return child.get("value").strip()
-    return ""
 
 
 def link_bytes_per_s(element: Element, remarks: Remarks) -> float | None:

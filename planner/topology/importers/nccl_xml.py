@@ -120,7 +120,9 @@ def _tree(host: Sequence[Element], reading: Reading) -> list[FoundPart]:
         name = f"cpu{index if numa is None else numa}"
         if name in parts:
             reading.remarks.add(f"{name} is listed twice: taken as one", cpu.line)
-        parts.setdefault(name, FoundPart(name, "cpu", line=cpu.line))
+        said = (cpu.get(key)[:40] for key in ("arch", "vendor", "familyid", "modelid"))
+        model = " ".join(filter(None, said)) or None
+        parts.setdefault(name, FoundPart(name, "cpu", line=cpu.line, model=model))
         reading.names.add(name)
         below.setdefault(name, []).extend(_below(cpu, name, reading))
     slow: list[str] = []

@@ -227,7 +227,7 @@ class _Builder:
             return
         to_cpu = any(edge.kind == "c2c" for edge in self.edges)
         is_power = to_cpu and self.model.link_kind == "nvlink" and not self.model.is_coherent
-        rate, text = cpu_link(is_power=is_power)
+        rate, text = cpu_link(self.parts[cpus[0]].model, is_power=is_power)
         self.said.append(
             f"{len(cpus)} CPUs (or NUMA nodes), each joined to each at {rate / 1e9:g} GB/s: {text}"
         )
