@@ -137,6 +137,34 @@ def test_xgmi_does_not_forward_to_a_nic() -> None:
     assert way_out(with_mesh).bytes_per_s == pytest.approx(50e9 / 8)
 
 
+def test_xgmi_to_a_cpu_carries_nothing_to_a_nic_as_it_carries_nothing_between_gpus() -> None:
+    parts = [part("gpu", "gpu", 2), part("cpu", "cpu"), part("nic", "nic")]
+    links = [
+        link("gpu", "gpu", "xgmi", 50e9, pattern="all"),
+        link("gpu0", "cpu", "pcie", 30e9),
+        link("gpu1", "cpu", "xgmi", 30e9),
+        link("nic", "cpu", "pcie", 30e9),
+    ]
+    found = way_out(cluster(parts, links, 2, network=network(20e9, gpudirect="phb")))
+    assert (found.bytes_per_s, found.direct_bytes_per_s) == (10e9, 0)
+
+
+def test_a_nic_passes_nothing_on_to_what_hangs_behind_it() -> None:
+    parts = [
+        part("gpu", "gpu"),
+        part("cpu", "cpu"),
+        part("pcie", "pcie_switch"),
+        part("nic", "nic", 2),
+    ]
+    links = [
+        link("gpu", "cpu", "pcie", 60e9),
+        link("nic0", "cpu", "pcie", 60e9),
+        link("nic0", "pcie", "pcie", 60e9),
+        link("nic1", "pcie", "pcie", 60e9),
+    ]
+    assert rates(cluster(parts, links, 2, network=network(20e9))) == (20e9, 20e9)
+
+
 ON_CPUS = [part("gpu", "gpu", 2), part("cpu", "cpu", 2), part("nic", "nic")]
 
 
@@ -265,6 +293,25 @@ def test_a_gpu_that_reaches_no_nic_is_refused_where_it_would_need_one() -> None:
     with pytest.raises(InvalidInputError, match="a GPU of n0 reaches no NIC that is up"):
         compile_fabric(lonely_die(2))
     assert len(compile_fabric(lonely_die(2), 1).levels) == 1
+
+
+@pytest.mark.parametrize("nic_bytes_per_s", [3.3e9, 12.3e9, 12.5e9, 19e9])
+def test_a_gpu_without_a_way_sends_nothing_and_not_a_rounding_error(nic_bytes_per_s: float) -> None:
+    for count in (4, 8, 16):
+        parts = [
+            part("gpu", "gpu", count),
+            part("die", "gpu"),
+            part("pcie", "pcie_switch"),
+            part("nic", "nic"),
+        ]
+        links = [
+            link("gpu", "pcie", "pcie", 30e9),
+            link("nic", "pcie", "pcie", 30e9),
+            link("gpu0", "die", "xgmi", 50e9),
+        ]
+        document = cluster(parts, links, 2, network=network(nic_bytes_per_s))
+        assert way_out(document).direct_bytes_per_s == 0
+        assert way_out(document).bytes_per_s == pytest.approx(nic_bytes_per_s / (count + 1))
 
 
 def test_a_node_without_a_nic_that_is_up_works_alone_only() -> None:
