@@ -94,7 +94,7 @@ async def _planner_error(_request: Request, error: Exception) -> Response:
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for RequestValidationError"
     problems = list(error.errors())
-    if problems[0]["loc"] == ("body",):
+    if problems[0]["loc"] == ("body",) and problems[0]["type"] != "value_error":
         return _no_document(request)
     place, *_ = problems[0]["loc"]
     sent = {"query": dict(request.query_params), "path": request.path_params, "body": error.body}
