@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 from typing import Final, TypeAlias, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from planner.topology.exits import Exit
 from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
 from planner.topology.graph import node_graph
 from planner.topology.impair import NodeTrouble, trouble
-from planner.topology.reach import Inside, NodeReach, node_reach
+from planner.topology.reach import Inside, NodeReach, flat_rates, node_reach, worst_rates
 from planner.topology.trunks import trunk_shares
 from planner.topology.units import unit_of
 
@@ -217,15 +217,15 @@ def _sizes_of(reach: NodeReach, name: str, document: TopologyDocument) -> tuple[
 
 def _mesh(levels: Sequence[Inside], bytes_per_s: float) -> Mesh | None:
     """Return the worst of the meshes of all kinds of nodes, as parts of the level's rate."""
-    tables = [(lv.ring, lv.direct) for lv in levels if lv.ring is not None]
-    if not tables:
+    if all(level.ring is None for level in levels):
         return None
+    flat = [flat_rates(max(map(len, level.units)), level.bytes_per_s) for level in levels]
     ring, direct = (
-        tuple(
-            tuple(min(cell) / bytes_per_s for cell in zip_longest(*row, fillvalue=math.inf))
-            for row in zip_longest(*(table[which] or () for table in tables), fillvalue=())
+        tuple(tuple(rate / bytes_per_s for rate in row) for row in worst_rates(tables))
+        for tables in (
+            [level.ring or even for level, even in zip(levels, flat, strict=True)],
+            [level.direct or even for level, even in zip(levels, flat, strict=True)],
         )
-        for which in (0, 1)
     )
     return Mesh(ring, direct)
 

@@ -128,7 +128,7 @@ def _step(
         return None
     if start_kind == end_kind == "cpu":
         return _STAGED + start, _STAGED + end
-    downward = end_kind == "nic" or depth.get(end, 0) > depth.get(start, 0)
+    downward = depth.get(end, 0) > depth.get(start, 0)
     if downward and kind in ("pcie", "c2c"):
         return _DOWN + start, _DOWN + end
     return None if downward or end_kind in ("gpu", "process") else (start, end)

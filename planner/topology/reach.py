@@ -8,9 +8,11 @@ once in each direction, so the minimum cut is what all GPUs can send at once.
 
 from __future__ import annotations  # nx.Graph[str] is for the type checker only
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from itertools import zip_longest
+from typing import Final, Literal
 
 import networkx as nx
 from networkx.algorithms.flow import build_residual_network, preflow_push
@@ -21,7 +23,7 @@ from planner.topology.document import NodeType
 from planner.topology.exits import Exit, nic_exit
 from planner.topology.fabric import LevelKind
 
-__all__ = ["Inside", "NodeReach", "node_reach"]
+__all__ = ["Inside", "NodeReach", "Rates", "flat_rates", "node_reach", "worst_rates"]
 
 _HOST: Final = ("pcie", "smp", "c2c")
 _PEER: Final = ("nvlink", "xgmi")
@@ -107,7 +109,7 @@ def _domain(node: NodeType, graph: nx.Graph[str]) -> Inside:
     wide = graph.copy()
     wide.add_edges_from(
         (_OTHER_NODE, name, attributes)
-        for name, attributes in _healthiest(graph, workers).items()
+        for name, attributes in graph[workers[0]].items()
         if graph.nodes[name]["kind"] == "nvswitch"
     )
     everyone = (*workers, _OTHER_NODE)
@@ -116,12 +118,6 @@ def _domain(node: NodeType, graph: nx.Graph[str]) -> Inside:
     return Inside(
         "nvlink", "nvlink", (workers,), rate, alpha_s, multicast=_has_multicast(graph, workers)
     )
-
-
-def _healthiest(graph: nx.Graph[str], workers: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the links of the worker that has most: what a GPU of another node has."""
-    best = max(workers, key=lambda w: sum(e["bandwidth_bytes_per_s"] for e in graph[w].values()))
-    return dict(graph[best])
 
 
 def _levels(node: NodeType, graph: nx.Graph[str]) -> Iterator[Inside]:
@@ -222,19 +218,35 @@ def _meshes(
     graph: nx.Graph[str], units: Sequence[Sequence[str]], kind: LevelKind
 ) -> tuple[Rates | None, Rates | None, bool]:
     """Return ``ring``, ``direct`` and ``multicast`` of ``Inside``; the worst unit decides."""
-    size = max(len(unit) for unit in units)
-    switched = [any(graph.nodes[n]["kind"] == "nvswitch" for n in graph[u[0]]) for u in units]
-    if size < 3 or any(switched):
+    several = [unit for unit in units if len(unit) > 1]
+    switched = [_has_switch(graph, unit) for unit in several]
+    if all(switched) or max(map(len, several)) < 3:
         return None, None, all(_has_multicast(graph, unit) for unit in units)
-    tables = [_mesh(graph, unit, kind) for unit in units if len(unit) == size]
-    ring, direct = (
-        tuple(
-            tuple(min(values) for values in zip(*rows, strict=True))
-            for rows in zip(*(table[which] for table in tables), strict=True)
-        )
-        for which in (0, 1)
-    )
+    tables = [
+        (flat_rates(len(unit), _exit_rate(graph, _singles(unit), (kind,))),) * 2
+        if behind_switch
+        else _mesh(graph, unit, kind)
+        for unit, behind_switch in zip(several, switched, strict=True)
+    ]
+    ring, direct = (worst_rates([table[which] for table in tables]) for which in (0, 1))
     return ring, direct, False
+
+
+def flat_rates(size: int, bytes_per_s: float) -> Rates:
+    """Return rates of a unit in which every group has the same."""
+    return ((bytes_per_s,) * size,) * size
+
+
+def worst_rates(tables: Sequence[Rates]) -> Rates:
+    """Return the least rate of every group, over the units that have such a group."""
+    return tuple(
+        tuple(min(cell) for cell in zip_longest(*rows, fillvalue=math.inf))
+        for rows in zip_longest(*tables, fillvalue=())
+    )
+
+
+def _has_switch(graph: nx.Graph[str], unit: Sequence[str]) -> bool:
+    return any(graph.nodes[n]["kind"] == "nvswitch" for n in graph[unit[0]])
 
 
 def _has_multicast(graph: nx.Graph[str], unit: Sequence[str]) -> bool:

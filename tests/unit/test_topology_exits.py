@@ -128,6 +128,17 @@ def test_without_nvlink_the_far_socket_is_staged_over_the_link_between_sockets()
     assert found.path == "gpudirect"
 
 
+def test_the_level_has_the_share_of_the_node_that_is_worst_off() -> None:
+    document = box(nics=4, nic_links=NEAR_ONE_SOCKET, nvlink=False)
+    rail = compile_fabric(document).levels[-1]
+    assert rail.direct_share * rail.bytes_per_s == pytest.approx(5e9)
+    for node in range(2):
+        weak = Impairment(link=(f"n{node}/cpu0", f"n{node}/cpu1"), factor=0.5)
+        rail = compile_fabric(degraded(document, [weak])).levels[-1]
+        assert rail.bytes_per_s == pytest.approx(25e9)
+        assert rail.direct_share * rail.bytes_per_s == pytest.approx(2.5e9)
+
+
 def test_xgmi_does_not_forward_to_a_nic() -> None:
     mesh = link("gpu", "gpu", "xgmi", 64e9, pattern="all")
     nics = [link("nic", "pcie0", "pcie", 60e9)]

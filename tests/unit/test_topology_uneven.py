@@ -82,6 +82,31 @@ def test_eight_v100_of_dgx1_send_over_pcie_where_the_cube_mesh_has_no_link() -> 
     assert among(fabric, 4, 1, direct=True) == pytest.approx(3 * 25e9)
 
 
+@pytest.mark.parametrize("weakest", [(0, 1), (2, 3)])
+def test_the_worst_pair_of_a_mesh_decides_wherever_it_sits(weakest: tuple[int, int]) -> None:
+    rates = {(a, b): 50e9 for a in range(4) for b in range(a + 1, 4)}
+    rates[weakest] = 20e9
+    links = [link(f"gpu{a}", f"gpu{b}", "nvlink", rate) for (a, b), rate in rates.items()]
+    parts = [part("gpu", "gpu", 4), part("cpu", "cpu")]
+    fabric = compile_fabric(cluster(parts, [*links, link("gpu", "cpu", "pcie", 10e9)]))
+    for direct in (False, True):
+        assert among(fabric, 2, 1, direct=direct) == pytest.approx(20e9)
+        assert among(fabric, 2, 2, direct=direct) == pytest.approx(50e9)
+
+
+def test_meshes_of_unlike_size_and_switches_beside_meshes_decide_together() -> None:
+    """A quad of 50 GB/s links beside a pair of 20; four GPUs on a switch beside a quad."""
+    quad = [(a, b) for a in range(2, 6) for b in range(a + 1, 6)]
+    links = [link(f"gpu{a}", f"gpu{b}", "nvlink", 50e9) for a, b in quad]
+    host = link("gpu", "cpu", "pcie", 10e9)
+    pair = [link("gpu0", "gpu1", "nvlink", 20e9)]
+    parts = [part("gpu", "gpu", 6), part("cpu", "cpu")]
+    assert among(compile_fabric(cluster(parts, [*pair, *links, host])), 2) == pytest.approx(20e9)
+    switch = [link(f"gpu{i}", "nvswitch", "nvlink", rate) for i, rate in ((0, 90e9), (1, 90e9))]
+    both = cluster([*parts, part("nvswitch", "nvswitch")], [*switch, *links, host])
+    assert among(compile_fabric(both), 2) == pytest.approx(50e9)
+
+
 def test_a_mesh_without_one_link_sends_over_pcie_between_those_two() -> None:
     parts = [part("gpu", "gpu", 4), part("cpu", "cpu")]
     links = [
@@ -123,6 +148,23 @@ def test_pairs_of_nvlink_meet_on_pcie_and_over_the_sockets() -> None:
     fabric = compile_fabric(load_topology("a100-pcie-x4-pairs"), 1)
     assert shape(fabric) == [("nvlink", 2, 300e9), ("smp", 4, 8e9)]
     assert among(fabric, 2, 1) == pytest.approx(300e9)
+
+
+def test_groups_of_unlike_size_leave_at_the_rate_of_the_worse() -> None:
+    """A pair and a quad, each GPU with 10 GB/s of PCIe: 20 GB/s between them, 5 for one of four."""
+    parts = [part("gpu", "gpu", 6), part("cpu", "cpu")]
+    quad = [(a, b) for a in range(2, 6) for b in range(a + 1, 6)]
+    links = [link(f"gpu{a}", f"gpu{b}", "nvlink", 50e9) for a, b in [(0, 1), *quad]]
+    fabric = compile_fabric(cluster(parts, [*links, link("gpu", "cpu", "pcie", 10e9)]))
+    assert fabric.levels[0].unit_sizes == (2, 4)
+    assert shape(fabric) == [("nvlink", 4, 50e9), ("cpu", 6, 5e9)]
+
+
+def test_of_two_pcie_switches_the_slower_decides() -> None:
+    parts = [part("gpu", "gpu", 4), part("pcie", "pcie_switch", 2), part("cpu", "cpu")]
+    slow = [link(f"gpu{i}", f"pcie{i // 2}", "pcie", 24e9 if i < 2 else 12e9) for i in range(4)]
+    fabric = compile_fabric(cluster(parts, [*slow, link("pcie", "cpu", "pcie", 60e9)]))
+    assert shape(fabric)[0] == ("pcie", 2, 12e9)
 
 
 def test_two_h100_have_their_nvlinks_and_not_pcie_besides() -> None:
@@ -287,9 +329,29 @@ def test_meshes_of_unlike_nodes_are_priced_at_the_worst() -> None:
     switched = compile_fabric(mixed(SWITCHED, MESHED))
     assert among(switched, 4) == pytest.approx(300e9)
     assert among(switched, 2) == pytest.approx(100e9)
+    weak_switch = json.loads(json.dumps(SWITCHED))
+    weak_switch["links"][-1]["bandwidth_bytes_per_s"] = 30e9
+    for pair in ((weak_switch, MESHED), (MESHED, weak_switch)):
+        assert among(compile_fabric(mixed(*pair)), 4) == pytest.approx(30e9)
+        assert among(compile_fabric(mixed(*pair)), 2) == pytest.approx(30e9)
     small = compile_fabric(mixed(MESHED, PAIRED))
     assert small.levels[0].unit_sizes == (4, 4, 2, 2, 2, 2)
-    assert among(small, 2) <= 100e9
+    assert among(small, 2) == pytest.approx(100e9)
+    weak_pairs = json.loads(json.dumps(PAIRED))
+    for one in weak_pairs["links"][-2:]:
+        one["bandwidth_bytes_per_s"] = 70e9
+    assert among(compile_fabric(mixed(MESHED, weak_pairs)), 2) == pytest.approx(70e9)
+
+
+def test_hops_are_as_long_as_in_the_slowest_island() -> None:
+    longer = json.loads(json.dumps(SWITCHED))
+    longer["links"][-1]["latency_s"] = 4e-6  # gpu to nvswitch, and back
+    longer["links"][1]["latency_s"] = 9e-6  # nic to switch
+    healthy = compile_fabric(mixed(SWITCHED, SWITCHED)).levels
+    for pair in ((SWITCHED, longer), (longer, SWITCHED)):
+        levels = compile_fabric(mixed(*pair)).levels
+        assert levels[0].alpha_s == pytest.approx(8e-6)
+        assert levels[1].alpha_s == pytest.approx(healthy[1].alpha_s + 2 * 8e-6)
 
 
 def test_an_island_with_a_way_out_of_its_own_is_the_exit_of_all() -> None:
