@@ -79,6 +79,14 @@ SEEN = {
     ),
     "h100-x8-hgx": ("(cpu0(GPU0 GPU1 GPU2 GPU3) cpu1(GPU4 GPU5 GPU6 GPU7))", 28, {18}, 0),
     "h100pcie-x1-kvm-1nic": ("(cpu0(GPU0 mlx5_0))", 0, set(), 0),
+    "h100-x8-12nic-glued-header": (
+        "(cpu0(switch0(GPU0 NIC0) switch1(GPU1 NIC3) switch2(GPU2 NIC4) switch3(GPU3 NIC5) "
+        "NIC1 NIC2) cpu1(switch4(GPU4 NIC6) switch5(GPU5 NIC9) switch6(GPU6 NIC10) switch7(GPU7 "
+        "NIC11) NIC7 NIC8))",
+        28,
+        {18},
+        1,
+    ),
     "h20-x8-2nic": (
         "(cpu0(GPU0 GPU1 GPU2 GPU3) cpu1(switch0(NIC0 NIC1) GPU4 GPU5 GPU6 GPU7))",
         28,
@@ -92,6 +100,13 @@ SEEN = {
         28,
         {18},
         0,
+    ),
+    "h200-x8-node-record": (
+        "(cpu0(switch0(GPU0 NIC4) switch1(GPU1 NIC1) switch2(GPU2 NIC0) switch3(GPU3 NIC3)) "
+        "cpu1(switch4(GPU4 NIC6) switch5(GPU5 NIC7) switch6(GPU6 NIC5) switch7(GPU7 NIC2)))",
+        28,
+        {18},
+        1,
     ),
     "h200-x8-8nic": (
         "(cpu0(switch0(GPU0 mlx5_4) switch1(GPU1 mlx5_1) switch2(GPU2 mlx5_0) "
@@ -417,7 +432,7 @@ def test_a_row_printed_twice_counts_once() -> None:
     lines = lines_of(TWO_SOCKETS)
     dump = read_nvidia_smi("\n".join([*lines[:4], lines[2], *lines[4:]]), "")
     assert shape(dump) == TREE
-    assert "line 5: left out: another row of GPU1; that of line 3 is taken" in said(dump)
+    assert "line 5: left out: GPU1, printed before (line 3)" in said(dump)
 
 
 def test_peer_to_peer_status_is_refused_by_name() -> None:

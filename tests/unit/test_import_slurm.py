@@ -184,7 +184,7 @@ def test_parallel_spines_are_one_unit():
         "SwitchName=s2 Switches=a,b",
     )
     assert [tier.units for tier in dump.tiers] == [(2, 2), (4,)]
-    assert "line 4: switch 'a' hangs on several switches" in said(dump)
+    assert "line 4: 2 switches (first 'a') hang on several switches" in said(dump)
     assert dump.assumptions == ()
 
 

@@ -35,7 +35,8 @@ _CODE: Final = r"(?:NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)"
 _GAP: Final = r"[^\nA-Za-z0-9]{1,80}"
 # The start of a row of a GPU, behind what a launcher or a quotation puts before it.
 _ROW: Final = (
-    r"^[^\nA-Za-z0-9]{0,80}(?:[A-Za-z0-9][\w.\-\[\],<>:]{0,80}[ \t]{1,40})?GPU\d{1,3}" + _GAP
+    r"^[^\nA-Za-z0-9]{0,80}(?:[A-Za-z0-9][\w.\-\[\],<>:]{0,80}(?:[ \t]{1,40}|(?<=:)))?GPU\d{1,3}"
+    + _GAP
 )
 
 
@@ -98,8 +99,8 @@ def detect(text: str | bytes, source: str) -> TextFormat:
     """
     text = checked_text(text, source=source)
     start = text.lstrip()[:1]
-    if start == "<":
-        return _xml(text, source)
+    if start == "<" and (found_xml := _xml(text, source)):
+        return found_xml
     if start in ("{", "["):
         found = _json(text)
         if found == "amd-smi":
@@ -125,6 +126,8 @@ def detect(text: str | bytes, source: str) -> TextFormat:
     for pattern, what in _OTHERS:
         if pattern.search(text):
             _refuse(what, source)
+    if start == "<" and (root := re.search(r"<([A-Za-z_][\w.\-]{0,80})", text)):
+        raise TopologyTextError(f"is XML of <{root[1].lower()}>; {_NEEDED}", source=source)
     raise TopologyTextError(f"is of no known format: {_NEEDED}", source=source)
 
 
@@ -135,15 +138,15 @@ def _refuse(what: str, source: str) -> NoReturn:
     raise TopologyTextError(f"looks like {what}; {_NEEDED}", source=source)
 
 
-def _xml(text: str, source: str) -> TextFormat:
-    """Return the format that the first element says."""
+def _xml(text: str, source: str) -> TextFormat | None:
+    """Return the format that the first element says; None for markup that may hold a listing."""
     root = re.search(r"<([A-Za-z_][\w.\-]{0,80})", text)
     name = root[1].lower() if root else ""
     if name in _ROOT_FORMATS:
         return _ROOT_FORMATS[name]
-    if name in _ROOTS:
+    if name in _ROOTS and not _MATRIX.search(text):
         _refuse(_ROOTS[name], source)
-    raise TopologyTextError(f"is XML of <{name}>; {_NEEDED}", source=source)
+    return None
 
 
 def _json(text: str) -> str:

@@ -85,6 +85,7 @@ def _subnet(text: str, remarks: Remarks) -> Subnet:
     subnet = Subnet()
     node: str | None = None
     system = ""
+    prose: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
@@ -110,7 +111,13 @@ def _subnet(text: str, remarks: Remarks) -> Subnet:
         elif not _KNOWN.match(line):
             # The ports below a cut record would be taken for those of the record before.
             node = None if line[:2] in ("Sw", "Ca", "Rt") else node
-            remarks.add(f"cannot read {line[:60]!r}: left out", number)
+            if line.startswith(("Sw", "Ca", "Rt", "[")):
+                remarks.add(f"cannot read {line[:60]!r}: left out", number)
+            else:
+                prose.append((number, line))
+    for number, line in prose[:1]:
+        what = f"{len(prose)} lines (first {line[:60]!r})" if len(prose) > 1 else repr(line[:60])
+        remarks.add(f"cannot read {what}: left out", number)
     return subnet
 
 

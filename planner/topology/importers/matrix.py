@@ -186,13 +186,15 @@ def _sets(
     labels = _components(near ^ outvoted)
     together = labels[:, None] == labels[None, :]
     wrong = np.triu((far & same & together) | (near & ~together))
-    for a, b in np.argwhere(wrong)[:8]:
-        is_not = "" if together[a, b] else "not "
-        remarks.add(
-            f"the cell of {devices[a].name} and {devices[b].name} is outvoted by their cells to "
-            f"the others: taken as {is_not}{_TOGETHER[height]}",
-            devices[a].line,
-        )
+    for is_near in (True, False):
+        cells = np.argwhere(wrong & (together == is_near))
+        for a, b in cells[:1]:
+            more = f" (and {len(cells) - 1} more such cells)" if len(cells) > 1 else ""
+            remarks.add(
+                f"the cell of {devices[a].name} and {devices[b].name}{more} is outvoted by their "
+                f"cells to the others: taken as {'' if is_near else 'not '}{_TOGETHER[height]}",
+                devices[a].line,
+            )
     return labels, int(np.count_nonzero(wrong))
 
 

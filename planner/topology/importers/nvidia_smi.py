@@ -43,6 +43,7 @@ from planner.topology.importers.nvidia_smi_listing import (
     is_affinity,
     is_gpu,
 )
+from planner.topology.importers.printed_models import printed_models
 from planner.topology.importers.rows import clean_lines
 
 __all__ = ["read_nvidia_smi"]
@@ -59,6 +60,8 @@ _LEGEND_ENTRY: Final = re.compile(r"(?:^|[\s>:])(NIC\d{1,4})\s{0,8}:\s{0,8}([\w.
 # A Grace CPU prints its own NUMA node and one for each MIG instance of each of its GPUs; x86 has at
 # most four NUMA nodes in a socket.
 _MAX_NUMA_NODES_OF_A_SOCKET: Final = 4
+# In matrices that people or language models write from memory.
+_CPU: Final = re.compile(r"CPU\d{0,3}")
 _MAX_REMARKS_OF_A_KIND: Final = 8
 # Fewer than this share of cells known between GPUs: the listing is cut.
 _MIN_KNOWN: Final = 1 / 2
@@ -82,6 +85,7 @@ def read_nvidia_smi(text: str, source: str) -> NodeDump:
     devices = _devices(listing, columns, source=source, remarks=remarks)
     cells = _cells(listing, columns, devices, source=source, remarks=remarks)
     devices = _named_nics(_coherent(devices), _nic_names(lines, listing.line), remarks=remarks)
+    devices = _with_models(devices, printed_models(lines))
     distances = np.zeros((len(devices), len(devices)), dtype=np.int8)
     for (a, b), cell in cells.items():
         distances[a, b] = distances[b, a] = _HEIGHTS.get(cell, UNKNOWN)
@@ -105,7 +109,9 @@ def _devices(
 ) -> list[Device]:
     """Return GPUs in the order of their numbers, then NICs in the order of the columns."""
     gpus = sorted((n for n in columns if is_gpu(n)), key=lambda name: int(name[3:]))
-    nics = [name for name in columns if not is_gpu(name)]
+    nics = [name for name in columns if not is_gpu(name) and not _CPU.fullmatch(name)]
+    if len(gpus) + len(nics) < len(columns):
+        remarks.add("left out: a column of CPUs, which nvidia-smi does not print", listing.line)
     check_number_of_devices(len(gpus), len(nics), source=source, line=listing.line)
     devices: list[Device] = []
     for name in gpus:
@@ -117,8 +123,11 @@ def _devices(
             devices.append(_gpu(row, listing.tail_columns, len(columns), remarks=remarks))
     missing = [name for name in nics if name not in listing.rows]
     if missing:
-        remarks.add(f"no row for {', '.join(missing[:4])}: taken from the columns", listing.line)
-    for name in listing.rows.keys() - set(columns):
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        remarks.add(
+            f"no row for {', '.join(missing[:4])}{more}: taken from the columns", listing.line
+        )
+    for name in sorted(listing.rows.keys() - set(columns)):
         remarks.add(f"left out: {name} has no column", listing.rows[name].line)
     return devices + [
         Device(name, "nic", row.line if (row := listing.rows.get(name)) else None) for name in nics
@@ -211,6 +220,8 @@ def _stated(
         elif len(row.cells) > len(columns):
             remarks.add(f"left out: cells of {row.name} beyond the last column", row.line)
         for name, cell in zip(columns, row.cells, strict=False):
+            if name not in index:
+                continue
             b = index[name]
             is_nvlink = cell.startswith("NV") and cell[2:].isdigit()
             is_of_gpus = row.name.startswith("GPU") and name.startswith("GPU")
@@ -229,6 +240,16 @@ def _farness(cell: str) -> tuple[int, int]:
     if cell.startswith("NV"):
         return UNKNOWN, -int(cell[2:])
     return _HEIGHTS[cell], int(cell == "NODE")
+
+
+def _with_models(devices: Sequence[Device], models: Mapping[int, str]) -> list[Device]:
+    """Return the devices, GPUs with what the text around the matrix calls them."""
+    return [
+        replace(device, model=models.get(int(device.name[3:]), models.get(-1)))
+        if device.kind == "gpu"
+        else device
+        for device in devices
+    ]
 
 
 def _coherent(devices: Sequence[Device]) -> list[Device]:

@@ -24,6 +24,9 @@ _PEER_STATUS: Final = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR"})
 _GPU: Final = re.compile(r"GPU\d{1,4}")
 _NAME: Final = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 _DEVICE: Final = re.compile(r"[A-Za-z][A-Za-z.\-]{0,40}[_\d][\w.\-]{0,40}")  # has a number
+# Column names that a terminal glued as it wrapped the header: "NIC8NIC9", "mlx5_8mlx5_9".
+_GLUED: Final = re.compile(r"(?:(?:GPU|NIC|mlx\d_)\d{1,3}){2,8}")
+_GLUED_PART: Final = re.compile(r"(?:GPU|NIC|mlx\d_)\d{1,3}(?=GPU|NIC|mlx|$)")
 _TAIL_COLUMNS: Final = (
     ("cpu", re.compile(r"\bCPU\s*Affinity|\bCPU\s*Aff")),
     ("numa", re.compile(r"\bNUMA\s*Affinity|\bNUMA\s*Aff")),
@@ -54,6 +57,7 @@ class Listing:
     tail_columns: tuple[str, ...] = ("cpu", "numa", "gpu_numa")
     rows: dict[str, Row] = field(default_factory=dict)
     last: Row | None = None
+    repeats: list[Row] = field(default_factory=list)
 
     def num_complete(self) -> int:
         """Count the GPUs with a whole row."""
@@ -108,6 +112,12 @@ def _all_listings(lines: Sequence[str], *, remarks: Remarks) -> tuple[list[Listi
             _add_row(found, tokens, number, remarks=remarks)
         elif current is not None and _continues(current, tokens, number):
             _extend(current, tokens, stripped)
+    for listing in found:
+        for row in listing.repeats[:1]:
+            others = len(listing.repeats) - 1
+            more = f" and {others} other rows" if others else ""
+            first = listing.rows[row.name].line
+            remarks.add(f"left out: {row.name}{more}, printed before (line {first})", row.line)
     return [listing for listing in found if listing.rows], peer_status_line
 
 
@@ -136,7 +146,7 @@ def _has_distance(tokens: Sequence[str]) -> bool:
 def _add_header(found: list[Listing], line: str, number: int) -> None:
     cut = min((m.start() for _, p in _TAIL_COLUMNS if (m := p.search(line))), default=len(line))
     tail = tuple(name for name, pattern in _TAIL_COLUMNS if pattern.search(line))
-    names = [token for token in line[:cut].split() if _NAME.fullmatch(token)]
+    names = _header_names(line[:cut])
     current = found[-1] if found else None
     if current and current.columns is None and current.rows and set(current.rows) <= set(names):
         current.columns, current.tail_columns = names, tail  # its rows came first
@@ -147,6 +157,18 @@ def _add_header(found: list[Listing], line: str, number: int) -> None:
         found.append(Listing(number, names, tail))
 
 
+def _header_names(line: str) -> list[str]:
+    """Return the devices that a header names, glued names apart.
+
+    >>> _header_names("GPU0 NIC8NIC9 mlx5_10")
+    ['GPU0', 'NIC8', 'NIC9', 'mlx5_10']
+    """
+    names: list[str] = []
+    for token in line.split():
+        names += _GLUED_PART.findall(token) if _GLUED.fullmatch(token) else [token]
+    return [name for name in names if _NAME.fullmatch(name)]
+
+
 def _wants_columns(listing: Listing) -> bool:
     """Tell whether a second header line can go on with the columns of the first."""
     return not listing.rows and 0 < len(listing.columns or ()) <= MAX_GPUS + MAX_NICS
@@ -155,19 +177,19 @@ def _wants_columns(listing: Listing) -> bool:
 def _add_row(found: list[Listing], tokens: list[str], number: int, *, remarks: Remarks) -> None:
     name = tokens[0]
     current = found[-1] if found else None
-    if current is None or (name in current.rows and current.is_complete()):
-        known = current.rows[name] if current else None
-        if known and [*known.cells, *known.tail] == _split(tokens[1:])[0] + _split(tokens[1:])[1]:
-            remarks.add(f"left out: the row of {name} stands in line {known.line} too", number)
-            return
-        if current is None or is_gpu(name):
-            current = Listing(number)
-            found.append(current)
+    row = Row(name, number, *_split(tokens[1:]))
+    known = current.rows.get(name) if current else None
+    if current and known and (known.cells, known.tail) == (row.cells, row.tail):
+        current.repeats.append(row)
+        return
+    if current is None or (known and is_gpu(name) and current.is_complete()):
+        current = Listing(number)
+        found.append(current)
     if name in current.rows:
         line = current.rows[name].line
         remarks.add(f"left out: another row of {name}; that of line {line} is taken", number)
         return
-    current.last = current.rows[name] = Row(name, number, *_split(tokens[1:]))
+    current.last = current.rows[name] = row
 
 
 def _split(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -201,7 +223,7 @@ def _extend(listing: Listing, tokens: Sequence[str], line: str) -> None:
         return
     assert listing.columns is not None
     cut = min((m.start() for _, p in _TAIL_COLUMNS if (m := p.search(line))), default=len(line))
-    listing.columns += [token for token in line[:cut].split() if _NAME.fullmatch(token)]
+    listing.columns += _header_names(line[:cut])
     listing.tail_columns += tuple(name for name, p in _TAIL_COLUMNS if p.search(line))
 
 

@@ -35,9 +35,11 @@ _LETTERS: Final = str.maketrans(
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\x0b\x0c", "")
     | {"|": "\t", "\u2502": "\t"}
 )
-# What launchers, quotes and prompts put in front: "[1,0]<stdout>:", "node01: ", "> ", "# ".
+# What launchers, logs, quotes and prompts put in front: "[1,0]<stdout>:", "node01: ",
+# "2026-01-05T10:11:12.123Z ", "> ", "# ".
 _PREFIX: Final = re.compile(
-    r"\s*(?:\[[\d,]{1,20}\]<\w{1,10}>:|[\w.\-]{1,64}:(?=\s)|[>#*$](?=\s))\s*"
+    r"\s*(?:\[[\d,]{1,20}\]<\w{1,10}>:|\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-][\d:]{4,5})?(?=\s)"
+    r"|[\w.\-]{1,64}:(?=\s)|[>#*$](?=\s))\s*"
 )
 
 

@@ -214,19 +214,29 @@ def _say_what_is_odd(
         )
     num_parents: dict[str, int] = {}
     for name, below in tree.children.items():
+        several: list[str] = []
         for child in below:
             num_parents[child] = num_parents.get(child, 0) + 1
             if num_parents[child] == 2:
-                remarks.add(
-                    f"switch {child!r} hangs on several switches: those are one unit",
-                    tree.lines[name],
-                )
-            if stage_of[child] < stage_of[name] - 1 and child in nested.unit_of_switch:
-                remarks.add(
-                    f"switch {child!r} hangs directly on {name!r}, stages above it: it stands "
-                    "for itself between",
-                    tree.lines[name],
-                )
+                several.append(child)
+        _remark_children(
+            several, "hang on several switches: those are one unit", tree.lines[name], remarks
+        )
+        high = [
+            child
+            for child in below
+            if stage_of[child] < stage_of[name] - 1 and child in nested.unit_of_switch
+        ]
+        text = f"hang directly on {name!r}, stages above: each stands for itself between"
+        _remark_children(high, text, tree.lines[name], remarks)
     for name, line in tree.lines.items():
         if name not in nested.unit_of_switch:
             remarks.add(f"switch {name!r} has no nodes below it: left out", line)
+
+
+def _remark_children(names: Sequence[str], what: str, line: int, remarks: Remarks) -> None:
+    """Say once what goes for several switches of one line."""
+    if len(names) == 1:
+        remarks.add(f"switch {names[0]!r} {what.replace('hang', 'hangs', 1)}", line)
+    elif names:
+        remarks.add(f"{len(names)} switches (first {names[0]!r}) {what}", line)

@@ -29,6 +29,7 @@ from planner.topology.importers.matrix import (
     check_number_of_devices,
     place,
 )
+from planner.topology.importers.printed_models import printed_models
 
 __all__ = ["PairFacts", "XgmiNode", "node_dump"]
 
@@ -79,7 +80,7 @@ def node_dump(
     Args:
         node: What the tables say.
         format_: As the command line names it.
-        text: The whole of it: names an MI300A, if anything does.
+        text: The whole of it: names the GPUs, if anything does.
         source: What to call it in messages.
         remarks: Repairs are added.
 
@@ -87,6 +88,7 @@ def node_dump(
         TopologyTextError: No GPU, too many, or nothing said of most pairs.
     """
     check_number_of_devices(len(node.gpus), 0, source=source)
+    models = printed_models(text.split("\n"))
     is_coherent = _MODEL_WITH_CPU.search(text) is not None
     devices = [
         Device(
@@ -94,10 +96,10 @@ def node_dump(
             "gpu",
             line,
             node.numa.get(name),
-            model="MI300A" if is_coherent else None,
+            model="MI300A" if is_coherent else models.get(number, models.get(-1)),
             is_coherent=is_coherent,
         )
-        for name, line in node.gpus.items()
+        for number, (name, line) in enumerate(node.gpus.items())
     ]
     facts = _facts(node, devices, source=source, remarks=remarks)
     assumptions: list[str] = []

@@ -25,6 +25,10 @@ MAX_ATTRIBUTE_CHARS: Final = 4_096
 # One tag or one text; a tag of 10 MB with 800,000 attributes takes the parser over a second.
 MAX_RUN_CHARS: Final = 1_000_000
 
+# Of the formats that are read; a root stands at the start of its line, or it is quoted in prose.
+_PASTED: Final = re.compile(r"^[ \t]{0,80}(<(?:system|topology)[ >])", re.MULTILINE)
+_PASTED_END: Final = re.compile(r"</(?:system|topology)>")
+
 _ROOTS: Final = {
     "system": "NCCL's topology (NCCL_TOPO_DUMP_FILE)",
     "topology": "lstopo's topology (lstopo --of xml)",
@@ -120,16 +124,25 @@ def _refuse_declarations(
         raise _TooMuchError("has a document type with declarations of its own")
 
 
+def _pasted(text: str) -> tuple[str, int]:
+    """Return the XML in a text, and how many lines stand before it."""
+    stripped = text.lstrip("\ufeff \t\r\n")
+    if not stripped.startswith(("<?", "<!")) and (root := _PASTED.search(stripped)):
+        stripped = stripped[root.start(1) :]
+    num_skipped = text[: len(text) - len(stripped)].count("\n")
+    ends = [end.end() for end in _PASTED_END.finditer(stripped)]
+    return (stripped[: ends[-1]] if ends else stripped), num_skipped
+
+
 def read_xml(text: str, *, source: str) -> Element:
     """Return the root element of an XML text.
 
-    Blank lines before an XML declaration, as pasting leaves them, are no error.
+    What pasting leaves around it (blank lines, a prompt, the fences of Markdown) is no error.
 
     Raises:
         TopologyTextError: It is malformed, declares entities, or is larger than is read.
     """
-    stripped = checked_text(text, source=source).lstrip("\ufeff \t\r\n")
-    num_skipped = text[: len(text) - len(stripped)].count("\n")
+    stripped, num_skipped = _pasted(checked_text(text, source=source))
     if max(map(len, stripped.split(">"))) > MAX_RUN_CHARS:
         raise TopologyTextError(
             f"has a tag or text of more than {MAX_RUN_CHARS:,} letters; give the dump of one node",

@@ -1,0 +1,136 @@
+"""Listings as people paste them: with the GPUs named above, in reports, issues and logs."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.errors import InvalidInputError
+from planner.topology.importers.cluster import Imported, import_topology
+from planner.topology.importers.detect import detect
+from planner.topology.importers.printed_models import printed_models
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
+MATRIX = (SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt").read_text("utf-8")
+XGMI = (SAMPLES / "rocm-smi-showtopo" / "mi308x-x8.txt").read_text("utf-8")
+NCCL = (SAMPLES / "nccl-topo-xml" / "oci-h100.xml").read_text("utf-8")
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def imported(text: str | bytes, gpu: str | None = "H200") -> Imported:
+    return import_topology(text, node_source="pasted", gpu=gpu)
+
+
+def device(text: str) -> str:
+    """Return the GPU that a text is planned with when the user names none."""
+    found = imported(text, gpu=None).document.device
+    return found if isinstance(found, str) else found.name
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "$ nvidia-smi -L\n" + "".join(f"GPU {i}: {H100} (UUID: GPU-ad53-{i})\n" for i in range(8)),
+        f"CUDA available: True\nGPU 0,1,2,3,4,5,6,7: {H100}\n"
+        "GPU 0,1,2,3,4,5,6,7 Compute Capability: 9.0\nNVIDIA Topology:\n",
+        f"GPU models and configuration : \nGPU 0: {H100}\nGPU 1: {H100}\n\nGPU Topology:\n",
+        f"GPU models and configuration: GPU 0: {H100}\n",
+        f"|   0  {H100}          On  |   00000000:18:00.0 Off |                    0 |\n",
+        f"index, name, memory.total [MiB]\n0, {H100}, 81559 MiB\n",
+        f"{H100}, 81559 MiB\n",
+        f"| 4 | {H100} | 81559 MiB | 9.0 |\n",
+        f"    Product Name                          : {H100}\n",
+        f"CPU: AMD EPYC 9654\nGPU: 8 * {H100}\n",
+        f"0: GPU 0: {H100} (UUID: GPU-ad53)\n",
+    ],
+)
+def test_a_gpu_that_the_paste_names_need_not_be_named(before: str) -> None:
+    assert device(before + MATRIX) == "h100-sxm-80gb"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI300X\n",
+        "GPU[0]\t\t: Device Name: \t\tAMD Instinct MI300X\n",
+        "GPU models and configuration: AMD Instinct MI300X (gfx942:sramecc+:xnack-)\n",
+        "        MARKET_NAME: AMD Instinct MI300X\n",
+    ],
+)
+def test_an_amd_gpu_that_the_paste_names_need_not_be_named(before: str) -> None:
+    assert device(before + XGMI) == "MI300X"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU 0: 80 MiB of memory used",
+        "|   0  Tesla V100-SXM2...  On   | 00000000:1B:00.0 Off |",  # cut off by the driver
+        "GPU0\t X \tNV18\t0-47\t0",
+        "NVIDIA Topology:",
+        "| NVIDIA-SMI 570.211.01    Driver Version: 570.211.01     CUDA Version: 12.8 |",
+        "NVIDIA Nsight runs on a machine with 8 GPUs",
+    ],
+)
+def test_what_names_no_gpu_is_no_name(line: str) -> None:
+    assert printed_models([line]) == {}
+
+
+def test_gpus_of_two_models_in_the_paste_are_a_question() -> None:
+    names = "GPU 0: NVIDIA H100 80GB HBM3\nGPU 1: NVIDIA H200\n"
+    with pytest.raises(InvalidInputError, match="several models"):
+        imported(names + MATRIX, gpu=None)
+
+
+def test_a_gpu_that_the_user_names_wins_over_the_paste() -> None:
+    found = imported(f"GPU 0: {H100}\n" + MATRIX)
+    assert any("H200 SXM; pasted calls them NVIDIA H100" in a for a in found.document.assumptions)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "<details><summary>GPU topology</summary>\n\n```\n{}```\n\n</details>\n",
+        "root@pod-7f9c:/# nvidia-smi topo -m\nDefaulted container 'a' out of: a, b (init)\n{}",
+        "Failed to get peer-to-peer status: Not Supported\n{}",
+        "node01 | CHANGED | rc=0 >>\n{}",
+    ],
+)
+def test_what_stands_around_a_matrix_changes_nothing(wrap: str) -> None:
+    assert imported(wrap.format(MATRIX)).document == imported(MATRIX).document
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "> ", "2026-01-05T10:11:12.123Z ", "[1,0]<stdout>:"])
+def test_what_stands_before_each_line_changes_nothing(prefix: str) -> None:
+    text = "".join(f"{prefix}{line}\n" for line in MATRIX.splitlines())
+    assert imported(text).document == imported(MATRIX).document
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_text_that_windows_wrote_is_read(encoding: str) -> None:
+    windows = MATRIX.replace("\n", "\r\n").encode(encoding)
+    assert imported(windows).document == imported(MATRIX).document
+
+
+def test_two_tasks_that_print_the_same_are_one_remark() -> None:
+    text = "".join(f"{rank}: {line}\n" for line in MATRIX.splitlines() for rank in (0, 1))
+    found = imported(text)
+    assert found.document == imported(MATRIX).document
+    assert [remark.split(": ", 1)[1] for remark in found.remarks] == [
+        "left out: GPU0 and 15 other rows, printed before (line 3)"
+    ]
+
+
+def test_a_column_of_cpus_is_no_nic() -> None:
+    text = "\tGPU0\tGPU1\tCPU\nGPU0\tX\tNV4\tPHB\nGPU1\tNV4\tX\tPHB\nCPU\tPHB\tPHB\tX\n"
+    found = imported(text, gpu="RTX 3090")
+    assert found.document.node.count("nic") == 0
+    assert "column of CPUs" in found.remarks[0]
+
+
+@pytest.mark.parametrize(
+    "wrap", ["```xml\n{}\n```\n", "$ cat topo.xml\n{}\n$ exit\n", "<details>\n\n```\n{}```\n"]
+)
+def test_what_stands_around_xml_changes_nothing(wrap: str) -> None:
+    assert detect(wrap.format(NCCL), "pasted") == "nccl-xml"
+    found, alone = imported(wrap.format(NCCL), gpu=None), imported(NCCL, gpu=None)
+    assert found.document == alone.document
