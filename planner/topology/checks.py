@@ -229,7 +229,9 @@ def _check_network(document: TopologyDocument) -> None:
                 f"num_nodes={domain.num_nodes}, the most a domain holds"
             )
     if network is None:
-        reach = domain.num_nodes if domain is not None else 1
+        reach = 1
+        if domain is not None:
+            reach = domain.units[0] if domain.units else domain.num_nodes
         if document.max_nodes > reach:
             raise ValueError(
                 f"max_nodes={document.max_nodes} but nothing joins more than {reach} nodes; "

@@ -364,6 +364,109 @@ def test_an_island_with_a_way_out_of_its_own_is_the_exit_of_all() -> None:
     assert compile_fabric(mixed(BARE, staged), [2, 3]).levels[-1].path == "staged"
 
 
+# ----------------------------------------------------------- documents that contradict themselves
+
+
+def test_links_of_one_pair_add_up_and_the_longest_sets_the_latency() -> None:
+    parts = [part("gpu", "gpu", 2), part("cpu", "cpu")]
+    host = link("gpu", "cpu", "pcie", 10e9)
+    both = [link("gpu0", "gpu1", "nvlink", 50e9, count=2), link("gpu1", "gpu0", "nvlink", 20e9)]
+    both[0]["latency_s"] = 3e-6
+    for links in (both, both[::-1]):
+        level = compile_fabric(cluster(parts, [*links, host])).levels[0]
+        assert (level.bytes_per_s, level.alpha_s) == (120e9, 3e-6)
+
+
+def test_blocks_are_consecutive() -> None:
+    graph = build_graph(cluster([*PCIE_PARTS], PCIE_LINKS, network=network(20e9)))
+    joined = [next(iter(graph[f"n0/gpu{i}"])) for i in range(4)]
+    assert joined == ["n0/pcie0", "n0/pcie0", "n0/pcie1", "n0/pcie1"]
+
+
+DOMAIN = {
+    "num_nodes": 4,
+    "num_switches": 1,
+    "bandwidth_bytes_per_s": 450e9,
+    "latency_s": 1e-6,
+    "source": "made up",
+}
+OTHER = {"first_node": 2, "num_nodes": 2, "device": "v100-sxm-32gb", "node": BARE}
+TWO_GPUS = {
+    "components": [part("gpu", "gpu", 2), part("pcie", "pcie_switch"), part("nic", "nic")],
+    "links": [link("gpu", "pcie", "pcie", 30e9), link("nic", "pcie", "pcie", 30e9)],
+    "source": "made up",
+}
+NO_NIC = {
+    "components": PCIE_PARTS[:3],
+    "links": [PCIE_LINKS[0], PCIE_LINKS[2]],
+    "source": "made up",
+}
+FOUR_RANKS = {
+    "components": [part("rank", "process", 4), part("cpu", "cpu"), part("nic", "nic")],
+    "links": [link("rank", "cpu", "loopback", 1e9), link("cpu", "nic", "pcie", 1e9)],
+    "source": "made up",
+    "cores": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"islands": [{**OTHER, "num_nodes": 3}]}, "an island has nodes 2 to 4; islands must"),
+        ({"islands": [OTHER, {**OTHER, "first_node": 3, "num_nodes": 1}]}, "without overlap"),
+        ({"islands": [OTHER, {**OTHER, "first_node": 0}]}, "without overlap"),
+        ({"islands": [{**OTHER, "node": TWO_GPUS}]}, "2 GPUs a node and the others 4"),
+        ({"islands": [{**OTHER, "node": FOUR_RANKS}]}, "an island of GPUs among nodes of proc"),
+        ({"islands": [{**OTHER, "node": NO_NIC}]}, "the node has none; add a component of kind"),
+        ({"hosts": ["a", "b"]}, "hosts names 2 nodes but max_nodes=4"),
+        ({"hosts": ["a", "b", "c", "a"]}, "hosts names 'a' twice"),
+        ({"hosts": ["a", "b", "c", "leaf0"]}, "'leaf0' is also the name of a switch of tier leaf"),
+        (
+            {"network": None, "nvlink_domain": {**DOMAIN, "units": [2, 2]}},
+            "max_nodes=4 but nothing joins more than 2 nodes",
+        ),
+        (
+            {"nvlink_domain": {**DOMAIN, "num_nodes": 2, "units": [1, 3]}},
+            "units of 3 nodes but num_nodes=2",
+        ),
+        ({"nvlink_domain": {**DOMAIN, "units": [3, 2]}}, "5 nodes together but max_nodes=4"),
+        (
+            {"network": network(20e9, tier("leaf", 2, units=[2, 2]), tier("top"))},
+            "tier leaf has num_nodes and units",
+        ),
+        ({"network": network(20e9, tier("leaf", units=[2, 2]))}, "2 units that nothing joins"),
+        ({"network": network(20e9, tier("leaf", units=[2, 1]))}, "3 nodes together but max_nodes"),
+        (
+            {"network": network(20e9, tier("leaf", units=[1, 3]), tier("mid", 2), tier("top"))},
+            "tier mid has a unit that ends after node 1, inside a unit below",
+        ),
+        (
+            {"network": network(20e9, tier("leaf", 2), tier("mid", units=[3, 1]), tier("top"))},
+            "tier mid has a unit that ends after node 2, inside a unit below",
+        ),
+        (
+            {"node": {**BARE, "components": [{**PCIE_PARTS[0], "multicast": True}]}},
+            "component 'gpu' is a gpu with multicast",
+        ),
+    ],
+)
+def test_an_uneven_document_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    base: dict[str, Any] = {"node": BARE, "network": network(20e9)}
+    with pytest.raises(InvalidInputError) as error:
+        cluster([], [], 4, **{**base, **changes})
+    assert message in str(error.value)
+
+
+def test_units_need_not_be_full_at_the_end() -> None:
+    tiers = (tier("leaf", units=[2, 2, 1]), tier("mid", 4), tier("top"))
+    document = cluster([], [], 5, node=BARE, network=network(20e9, *tiers))
+    levels = compile_fabric(document).levels
+    assert [level.unit_sizes for level in levels[-3:]] == [(8, 8, 4), None, None]
+    assert levels[-2].unit_size == 16
+
+
 # ------------------------------------------------------------------------------- weak and broken
 
 DGX = load_topology("dgx-h100")
