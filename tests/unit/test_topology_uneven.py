@@ -95,16 +95,17 @@ def test_the_worst_pair_of_a_mesh_decides_wherever_it_sits(weakest: tuple[int, i
 
 
 def test_meshes_of_unlike_size_and_switches_beside_meshes_decide_together() -> None:
-    """A quad of 50 GB/s links beside a pair of 20; four GPUs on a switch beside a quad."""
+    """A quad of 50 GB/s links beside a pair of 20 GB/s, or beside two GPUs on a switch."""
     quad = [(a, b) for a in range(2, 6) for b in range(a + 1, 6)]
     links = [link(f"gpu{a}", f"gpu{b}", "nvlink", 50e9) for a, b in quad]
     host = link("gpu", "cpu", "pcie", 10e9)
     pair = [link("gpu0", "gpu1", "nvlink", 20e9)]
     parts = [part("gpu", "gpu", 6), part("cpu", "cpu")]
     assert among(compile_fabric(cluster(parts, [*pair, *links, host])), 2) == pytest.approx(20e9)
-    switch = [link(f"gpu{i}", "nvswitch", "nvlink", rate) for i, rate in ((0, 90e9), (1, 90e9))]
-    both = cluster([*parts, part("nvswitch", "nvswitch")], [*switch, *links, host])
-    assert among(compile_fabric(both), 2) == pytest.approx(50e9)
+    for of_switch, expected in ((90e9, 50e9), (15e9, 15e9)):
+        switch = [link(f"gpu{i}", "nvswitch", "nvlink", of_switch) for i in (0, 1)]
+        both = cluster([*parts, part("nvswitch", "nvswitch")], [*switch, *links, host])
+        assert among(compile_fabric(both), 2) == pytest.approx(expected)
 
 
 def test_a_mesh_without_one_link_sends_over_pcie_between_those_two() -> None:
