@@ -378,8 +378,10 @@ def test_links_of_one_pair_add_up_and_the_longest_sets_the_latency() -> None:
         assert (level.bytes_per_s, level.alpha_s) == (120e9, 3e-6)
 
 
-def test_blocks_are_consecutive() -> None:
-    graph = build_graph(cluster([*PCIE_PARTS], PCIE_LINKS, network=network(20e9)))
+@pytest.mark.parametrize("between", [("gpu", "pcie"), ("pcie", "gpu")])
+def test_blocks_are_consecutive_whichever_end_is_named_first(between: tuple[str, str]) -> None:
+    links = [link(*between, "pcie", 30e9), *PCIE_LINKS[1:]]
+    graph = build_graph(cluster(PCIE_PARTS, links, network=network(20e9)))
     joined = [next(iter(graph[f"n0/gpu{i}"])) for i in range(4)]
     assert joined == ["n0/pcie0", "n0/pcie0", "n0/pcie1", "n0/pcie1"]
 
