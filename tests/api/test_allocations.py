@@ -71,3 +71,6 @@ def test_a_run_of_a_plan_without_its_weak_node_is_calibrated(client: Client) -> 
     calibration = Calibration.model_validate_json(answer.content)
     after = planned(client, **given)
     assert after.provenance.calibration_id == calibration.id
+    # of healthy nodes: with the weak one, half of it would be put down to its speed
+    assert after.ranks.hosts == plan.ranks.hosts
+    assert after.prediction.breakdown.compute_s == pytest.approx(0.05, rel=0.05)

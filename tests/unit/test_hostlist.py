@@ -55,8 +55,10 @@ def test_a_machine_larger_than_the_librarys_own_limit_is_read():
 
 def test_the_limit_is_the_callers_to_lower():
     assert len(expand("n[1-4]", source="s", max_hosts=4)) == 4
-    with pytest.raises(TopologyTextError, match="5 hosts, more than 4"):
-        expand("n[1-5]", source="s", max_hosts=4)
+    assert len(expand("a,b,c,,d,", source="s", max_hosts=4)) == 4
+    for five in ("n[1-5]", "a,b,c,d,e", "a b,n[1-2]\nc"):
+        with pytest.raises(TopologyTextError, match="5 hosts, more than 4"):
+            expand(five, source="s", max_hosts=4)
     assert MAX_HOSTS == 2**20
 
 

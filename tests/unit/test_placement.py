@@ -361,6 +361,14 @@ def test_two_nodes_gain_by_one_leaf_and_never_lose(nodes: tuple[int, int]) -> No
     assert 0 <= gain < 1
 
 
+@pytest.mark.parametrize(
+    "nodes", [(0, 1, 5, 6, 9, 10), (0, 1, 2, 5, 6, 7), (0, 1, 5, 9), (3, 4, 8, 9)]
+)
+def test_fewer_switches_that_are_slower_are_no_gain(nodes: tuple[int, ...]) -> None:
+    """Three leaves of two each may do better than two of five and one."""
+    assert waiting_gain(cluster(11, leaves=(5, 4, 2)), nodes) >= 0
+
+
 def test_without_a_narrow_spine_only_its_latency_is_gained() -> None:
     assert waiting_gain(cluster(), (0, 2)) > 10 * waiting_gain(cluster(oversubscription=1), (0, 2))
 

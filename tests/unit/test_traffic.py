@@ -37,6 +37,7 @@ from tests.unit.placed import cluster
 from tests.unit.problems import fabric
 
 SIZE = 6720.0
+SIZES = np.array([SIZE])
 OPS: list[Collective] = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 
 Edges = Iterator[tuple[int, int, float]]
@@ -162,7 +163,7 @@ def test_bytes_over_levels_are_those_of_who_sends_to_whom(
         algorithms.append("hierarchical")
     sizes = [level.unit_size for level in on.levels]
     for algorithm in algorithms:
-        found = bytes_per_level(op, algorithm, on, group, np.array([SIZE]))
+        found = bytes_per_level(op, algorithm, on, group, SIZES)
         edges = list(enumerated(op, algorithm, ranks, sizes[0], gloo=gloo))
         expected = per_level(iter(edges), sizes, len(ranks))
         assert [float(size[0]) for size in found] == pytest.approx(expected), algorithm
@@ -176,7 +177,7 @@ def test_bytes_over_levels_are_those_of_who_sends_to_whom(
 def test_keys_and_values_go_round(lie: tuple[Fabric, tuple[int, ...], int]) -> None:
     on, ranks, stride = lie
     group = one(len(ranks), stride, on)
-    found = bytes_per_level("send_recv", "point_to_point", on, group, np.array([SIZE]), closed=True)
+    found = bytes_per_level("send_recv", "point_to_point", on, group, SIZES, closed=True)
     round_ = [(a, b, SIZE) for a, b in pairwise([*ranks, ranks[0]])]
     expected = per_level(iter(round_), [level.unit_size for level in on.levels], len(ranks))
     assert [float(size[0]) for size in found] == pytest.approx(expected)
@@ -201,7 +202,7 @@ def test_no_byte_is_lost_on_uneven_groups_either(
         ("all_gather", "ring", 1),
         ("all_to_all", "direct", 1),
     ):
-        sent = bytes_per_level(op, algorithm, on, group, np.array([SIZE]))  # type: ignore[arg-type]
+        sent = bytes_per_level(op, algorithm, on, group, SIZES)  # type: ignore[arg-type]
         assert all(size[0] >= 0 for size in sent)
         total = sum(float(size[0]) for size in sent)
         assert total == pytest.approx(factor * SIZE * (degree - 1) / degree)
@@ -358,6 +359,27 @@ def test_bounds_on_levels_are_those_of_the_graph(name: str, nodes: int) -> None:
         found = lower_bound_s(op, on, group, np.array([1e9]))
         assert found is not None
         assert found[0] == pytest.approx(1e9 * bound.seconds_per_byte), op
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_group_inside_a_node_is_bound_by_its_own_links(op: Collective) -> None:
+    """NICs help only those who reach beyond the node."""
+    bounds = [
+        lower_bound_s(
+            op, compiled("dgx-h100", nodes), one(8, 1, compiled("dgx-h100", nodes)), SIZES
+        )
+        for nodes in (1, 2)
+    ]
+    assert bounds[0] is not None
+    assert bounds[0] == bounds[1]
+
+
+def test_a_message_has_the_link_between_its_two_ends() -> None:
+    """Of 448 GB/s of an MI300X one link of seven leads to the neighbour."""
+    on = compiled("mi300x-8x400-ib", 1)
+    bound = lower_bound_s("send_recv", on, one(8, 1, on), SIZES)
+    assert bound is not None
+    assert bound[0] == pytest.approx(SIZE / (448e9 / 7))
 
 
 # ------------------------------------------------------------------------------ what plans say
