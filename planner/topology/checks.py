@@ -6,6 +6,7 @@ Every check raises ValueError in words that say which figure or part is wrong an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -182,9 +183,9 @@ def _check_size(document: TopologyDocument) -> None:
             f"hosts names {len(document.hosts)} nodes but max_nodes={document.max_nodes}; name "
             "every node, or leave hosts out"
         )
-    if len(set(document.hosts)) != len(document.hosts):
-        twice = next(h for h in document.hosts if document.hosts.count(h) > 1)
-        raise ValueError(f"hosts names {twice!r} twice")
+    for host, times in Counter(document.hosts).most_common(1):
+        if times > 1:
+            raise ValueError(f"hosts names {host!r} twice")
     for tier in document.network.tiers if document.network else ():
         for host in document.hosts:
             if host.startswith(tier.name) and host[len(tier.name) :].isdecimal():

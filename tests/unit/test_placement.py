@@ -232,6 +232,10 @@ def test_a_precision_that_one_type_lacks_leaves_the_others() -> None:
     document = cluster(3, islands=[island(0, 1, {**SLOW, "peak_flop_per_s": {"fp32": 1e13}})])
     plan = planned(document, nodes=3)
     assert chosen(plan) == ("drop", ("n0",))
+    only_slow = {**SLOW, "peak_flop_per_s": {"bf16": 1e14, "fp8": 2e14}}
+    training = {**TRAINING, "precision": "fp8"}
+    plan = planned(cluster(3, islands=[island(0, 1, only_slow)]), nodes=3, training=training)
+    assert chosen(plan) == ("drop", ("n1", "n2"))
 
 
 def test_where_nothing_fits_the_nodes_asked_for_say_why() -> None:
@@ -248,6 +252,9 @@ def test_of_several_types_the_slowest_with_the_least_memory_counts() -> None:
     assert chosen(kept)[0] == "keep"
     assert kept.memory[0].capacity_bytes == 40e9
     assert "of a100-sxm-80gb, slow gpu every GPU counts as slow gpu" in kept.assumptions
+    large = cluster(2, islands=[island(0, 1, {**SLOW, "memory_bytes": 160e9})])
+    kept = planned(large, allocation=["n0", "n1"], constraints={"dp": 4})
+    assert {stage.capacity_bytes for stage in kept.memory} == {80_000_000_000}
 
 
 def test_a_slow_node_slows_the_step_by_what_it_computes() -> None:
