@@ -110,7 +110,7 @@ def predicted_s(row: Row, gpu: str) -> float:
         "micro_batch_size": micro_batch, "num_micro_batches": batch // (dp * micro_batch),
         "recompute": RECOMPUTE_MODES.index(recompute), "zero_stage": zero,
         "sequence_parallel": tp > 1 and row["sequence_parallel"] != "false",
-        "context_exchange": 0,
+        "context_exchange": 0, "order": 0,
     }  # fmt: skip
     candidate = Candidates(**{name: np.array([value]) for name, value in values.items()})
     return float(price(problem, candidate).step_time_s()[0])

@@ -1,10 +1,10 @@
 """The contract: ``Plan`` goes down to the executor, ``CalibrationRun`` comes back up.
 
 Pydantic and the standard library only, so that a training script can import it without
-pulling in the planner. Units are in the names. Ranks follow Megatron's order
+pulling in the planner. Units are in the names. Ranks follow one of Megatron's orders
 (``parallel_state``): of the axes in ``RankRule.order`` the leftmost varies fastest.
 
-Two generators lay axes over the same ranks of one pipeline stage::
+Two generators lay axes over the same ranks of one pipeline stage, in either order::
 
     dense    tp · cp · dp         with dp = dp_shard · dp_replicate, dp_shard the faster
     expert   etp · ep · edp       with etp · ep · edp = tp · cp · dp
@@ -44,6 +44,7 @@ __all__ = [
     "Prediction",
     "Probe",
     "Provenance",
+    "RankOrder",
     "RankRule",
     "RankTimings",
     "RecomputeMode",
@@ -96,6 +97,8 @@ Algorithm = Literal[
 ]
 ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeMode = Literal["none", "selective", "full"]
+# Of stages and data-parallel ranks the second are outermost with Megatron's --use-tp-pp-dp-mapping.
+RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 # How attention gets the keys and values of other context-parallel ranks: passed around in a ring
 # beside the compute, or gathered before it.
 ContextExchange = Literal["ring", "all_gather"]
@@ -239,7 +242,7 @@ class Layout(Document):
 class RankRule(Document):
     """How coordinates become ranks, and ranks become GPUs."""
 
-    order: Literal["tp-cp-ep-dp-pp"] = "tp-cp-ep-dp-pp"
+    order: RankOrder = "tp-cp-ep-dp-pp"
     ranks_per_node: int = Field(ge=1, description="ranks that one host starts")
     ranks_per_unit: int = Field(
         ge=1,
@@ -445,6 +448,7 @@ class RunnerUp(Document):
     """A layout that fits and came later, and what it loses where."""
 
     layout: Layout
+    order: RankOrder = "tp-cp-ep-dp-pp"
     micro_batch_size: int
     recompute: RecomputeMode
     zero_stage: int
@@ -574,11 +578,11 @@ class Plan(Document):
         Raises:
             ValueError: ``rank`` lies outside 0 .. world_size - 1.
         """
-        return coordinates(self.layout, rank)
+        return coordinates(self.layout, rank, self.ranks.order)
 
     def groups(self, axis: Axis) -> list[tuple[int, ...]]:
         """Return the ranks of every group of ``axis``; the groups partition the world."""
-        return groups(self.layout, axis)
+        return groups(self.layout, axis, self.ranks.order)
 
     def algorithm(self, axis: Axis, op: Collective, size_bytes: int) -> Algorithm:
         """Return the planned algorithm; a group of one, or an unplanned call, is the default.
@@ -598,7 +602,7 @@ class Plan(Document):
 
 
 def _axis_stride(layout: Layout, axis: Axis) -> int:
-    """Return the distance in ranks between neighbours of a group of ``axis``."""
+    """Return the distance between neighbours of a group of ``axis``, in ranks of one stage."""
     strides: dict[Axis, int] = {
         "tp": 1,
         "cp": layout.tp,
@@ -607,7 +611,6 @@ def _axis_stride(layout: Layout, axis: Axis) -> int:
         "dp_replicate": layout.tp * layout.cp * layout.dp_shard,
         "dp_cp": layout.tp,
         "dp_shard_cp": layout.tp,
-        "pp": layout.stage_size,
         "etp": 1,
         "ep": layout.etp,
         "edp": layout.etp * layout.ep,
@@ -615,7 +618,12 @@ def _axis_stride(layout: Layout, axis: Axis) -> int:
     return strides[axis]
 
 
-def coordinates(layout: Layout, rank: int) -> dict[Axis, int]:
+def _run_of_stage(layout: Layout, order: RankOrder) -> int:
+    """Return how many consecutive ranks one stage has before it is the next one's turn."""
+    return layout.stage_size if order == "tp-cp-ep-dp-pp" else layout.tp * layout.cp
+
+
+def coordinates(layout: Layout, rank: int, order: RankOrder = "tp-cp-ep-dp-pp") -> dict[Axis, int]:
     """Return the position of ``rank`` in its group of every axis.
 
     >>> c = coordinates(Layout(tp=2, cp=2, dp_shard=2, pp=2), 13)
@@ -624,21 +632,44 @@ def coordinates(layout: Layout, rank: int) -> dict[Axis, int]:
     """
     if not 0 <= rank < layout.world_size:
         raise ValueError(f"rank {rank} is not in 0..{layout.world_size - 1}")
-    return {axis: rank // _axis_stride(layout, axis) % layout.degree(axis) for axis in AXES}
+    run = _run_of_stage(layout, order)
+    number, place_in_run = divmod(rank, run)
+    round_, stage = divmod(number, layout.pp)
+    place = round_ * run + place_in_run  # among the ranks of the stage
+    return {
+        axis: stage if axis == "pp" else place // _axis_stride(layout, axis) % layout.degree(axis)
+        for axis in AXES
+    }
 
 
-def groups(layout: Layout, axis: Axis) -> list[tuple[int, ...]]:
+def groups(
+    layout: Layout, axis: Axis, order: RankOrder = "tp-cp-ep-dp-pp"
+) -> list[tuple[int, ...]]:
     """Return the groups of ``axis`` by their first rank, each in axis order.
 
     >>> groups(Layout(tp=2, dp_shard=2, pp=2), "dp")
     [(0, 2), (1, 3), (4, 6), (5, 7)]
+    >>> groups(Layout(tp=2, dp_shard=2, pp=2), "dp", "tp-cp-ep-pp-dp")
+    [(0, 4), (1, 5), (2, 6), (3, 7)]
     """
-    stride, span = _axis_stride(layout, axis), _axis_stride(layout, axis) * layout.degree(axis)
-    return [
-        tuple(range(start, start + span, stride))
-        for block in range(0, layout.world_size, span)
-        for start in range(block, block + stride)
+    run = _run_of_stage(layout, order)
+    stages = [
+        [
+            rank
+            for start in range(stage * run, layout.world_size, layout.pp * run)
+            for rank in range(start, start + run)
+        ]
+        for stage in range(layout.pp)
     ]
+    if axis == "pp":
+        return list(zip(*stages, strict=True))
+    stride, span = _axis_stride(layout, axis), _axis_stride(layout, axis) * layout.degree(axis)
+    return sorted(
+        tuple(ranks[start : start + span : stride])
+        for ranks in stages
+        for block in range(0, layout.stage_size, span)
+        for start in range(block, block + stride)
+    )
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

@@ -11,6 +11,7 @@ from planner.plan import (
     Degree,
     Document,
     Framework,
+    RankOrder,
     RecomputeMode,
     ScheduleName,
     TrainingSpec,
@@ -72,6 +73,9 @@ class Constraints(Document):
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     sequence_parallel: bool | None = None
     context_exchange: ContextExchange | None = None
+    order: RankOrder | None = Field(
+        default=None, description="of axes over ranks; the second needs dp and pp, and no cp"
+    )
 
 
 class PlanRequest(Document):

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Final
 
 from planner.model.bundled import model_names
-from planner.plan import CollectiveChoice, Plan, StageMemory, Waiting
+from planner.plan import CollectiveChoice, Layout, Plan, RankOrder, StageMemory, Waiting
 from planner.search.explain import PART_LABELS
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -20,6 +20,7 @@ __all__ = [
     "launch_notes",
     "layout_rows",
     "memory_parts",
+    "ordered",
     "peak_stage",
     "some_of",
     "time_parts",
@@ -55,14 +56,19 @@ def headline(plan: Plan) -> str:
     mfu = "" if prediction.mfu is None else f", MFU {100 * prediction.mfu:.1f} %"
     return (
         f"{plan.model.name} on {plan.layout.world_size:,} ranks of {plan.topology}: run it as "
-        f"{plan.layout} with ZeRO-{plan.sharding.zero_stage}, {_recompute(plan)} and "
-        f"micro-batches of {plan.batch.micro_batch_size}, "
+        f"{ordered(plan.layout, plan.ranks.order)} with ZeRO-{plan.sharding.zero_stage}, "
+        f"{_recompute(plan)} and micro-batches of {plan.batch.micro_batch_size}, "
         f"{format_seconds(prediction.step_time_s)} a step "
         f"({format_seconds(prediction.interval.low_s)} to "
         f"{format_seconds(prediction.interval.high_s)}), "
         f"{format_rate(prediction.tokens_per_s, 'tokens/s')}{mfu}, "
         f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)} in use."
     )
+
+
+def ordered(layout: Layout, order: RankOrder) -> str:
+    """Return the layout in words, with the order of its axes where it is not the usual one."""
+    return f"{layout}{', dp outermost' if order == 'tp-cp-ep-pp-dp' else ''}"
 
 
 def basis(plan: Plan) -> str:
@@ -289,6 +295,8 @@ def _degree_arguments(plan: Plan) -> Iterator[str]:
     yield f"--tensor-model-parallel-size {layout.tp}"
     yield f"--pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}"
+    if plan.ranks.order == "tp-cp-ep-pp-dp":
+        yield "--use-tp-pp-dp-mapping"
     if layout.cp > 1:
         exchange = {"ring": "p2p", "all_gather": "all_gather"}[plan.sharding.context_exchange]
         yield f"--cp-comm-type {exchange}"

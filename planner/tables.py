@@ -22,6 +22,7 @@ from planner.summary import (
     launch_notes,
     layout_rows,
     memory_parts,
+    ordered,
     peak_stage,
     some_of,
     time_parts,
@@ -274,7 +275,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
     table = _table(*columns)
     for other in plan.runners_up:
         row = (
-            str(other.layout),
+            ordered(other.layout, other.order),
             str(other.micro_batch_size),
             other.recompute,
             str(other.zero_stage),
@@ -287,7 +288,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
     _show(out, "runners-up", table)
     if out.width < _WIDE:
         for other in plan.runners_up:
-            out.print(f"{other.layout}: {other.why}", markup=False)
+            out.print(f"{ordered(other.layout, other.order)}: {other.why}", markup=False)
 
 
 def _show(out: Console, title: str, table: Table) -> None:

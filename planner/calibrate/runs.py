@@ -9,7 +9,13 @@ import numpy as np
 from planner.cost.collectives import legal_algorithms
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
-from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RANK_ORDERS,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    Candidates,
+)
 from planner.model.blocks import model_flop_per_token
 from planner.plan import (
     Calibration,
@@ -239,5 +245,6 @@ def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
         "zero_stage": plan.sharding.zero_stage,
         "sequence_parallel": plan.sharding.sequence_parallel,
         "context_exchange": CONTEXT_EXCHANGES.index(plan.sharding.context_exchange),
+        "order": RANK_ORDERS.index(plan.ranks.order),
     }
     return Candidates(**{name: np.array([value]) for name, value in values.items()})

@@ -70,7 +70,7 @@ BLOCK_COLUMNS: Final = (
     "context_exchange",
 )
 
-# The only columns that rank_work reads.
+# The only columns that rank_work, and the seconds of its ops, depend on.
 RANK_COLUMNS: Final = (
     "tp",
     "cp",
@@ -83,6 +83,7 @@ RANK_COLUMNS: Final = (
     "zero_stage",
     "num_micro_batches",
     "sequence_parallel",
+    "order",
 )
 
 _RING: Final = CONTEXT_EXCHANGES.index("ring")

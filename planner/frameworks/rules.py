@@ -88,6 +88,15 @@ def _too_few_micro_batches(c: Candidates, _: ModelSpec, training: TrainingSpec) 
     return interleaved & (c.num_micro_batches % c.pp != 0)
 
 
+def _experts_lie_in_another_order(
+    c: Candidates, model: ModelSpec, training: TrainingSpec
+) -> Column:
+    wide = c.cp > 1
+    if model.experts is not None:
+        wide = wide | (c.etp * c.ep != c.tp * c.cp)
+    return (c.stages_between > 1) & wide
+
+
 COMMON_RULES: Final = (
     Rule("heads-split-over-tp", "tp must divide the attention heads", _heads_do_not_split),
     Rule(
@@ -124,5 +133,12 @@ COMMON_RULES: Final = (
         "interleaving-needs-full-rounds",
         "interleaved 1F1B needs num_micro_batches to be a multiple of pp",
         _too_few_micro_batches,
+    ),
+    # Megatron-LM asserts it (core/parallel_state.py, initialize_model_parallel; experts of a dense
+    # model count as etp = tp, ep = 1); the groups of the experts are progressions only then.
+    Rule(
+        "dp-outermost-needs-equal-dp",
+        "dp outermost needs one data-parallel size of experts and the rest: etp * ep = tp, cp = 1",
+        _experts_lie_in_another_order,
     ),
 )

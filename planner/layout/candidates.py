@@ -1,7 +1,7 @@
 """Layout candidates as columns: one numpy array per field, one row per candidate.
 
 One row and a million rows run through the same code. Fields that are a choice of words hold the
-index of the word (``CONTEXT_EXCHANGES``, ``RECOMPUTE_MODES``, ``SCHEDULES``).
+index of the word (``CONTEXT_EXCHANGES``, ``RANK_ORDERS``, ``RECOMPUTE_MODES``, ``SCHEDULES``).
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,12 @@ from typing import Any, Final, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from planner.plan import ContextExchange, Layout, RecomputeMode, ScheduleName
+from planner.plan import ContextExchange, Layout, RankOrder, RecomputeMode, ScheduleName
 
 __all__ = [
     "CONTEXT_EXCHANGES",
+    "DP_OUTERMOST",
+    "RANK_ORDERS",
     "RECOMPUTE_MODES",
     "SCHEDULES",
     "Candidates",
@@ -27,6 +29,8 @@ __all__ = [
 Column: TypeAlias = npt.NDArray[Any]
 
 CONTEXT_EXCHANGES: Final[tuple[ContextExchange, ...]] = get_args(ContextExchange)
+RANK_ORDERS: Final[tuple[RankOrder, ...]] = get_args(RankOrder)
+DP_OUTERMOST: Final = RANK_ORDERS.index("tp-cp-ep-pp-dp")
 RECOMPUTE_MODES: Final[tuple[RecomputeMode, ...]] = get_args(RecomputeMode)
 SCHEDULES: Final[tuple[ScheduleName, ...]] = get_args(ScheduleName)
 
@@ -59,6 +63,7 @@ class Candidates:
     zero_stage: Column
     sequence_parallel: Column
     context_exchange: Column
+    order: Column
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -77,6 +82,14 @@ class Candidates:
     def edp(self) -> Column:
         """Data-parallel degree of the experts."""
         return self.stage_size // (self.etp * self.ep)
+
+    @property
+    def stages_between(self) -> Column:
+        """Runs of tp * cp ranks from one data-parallel rank to the next.
+
+        With data parallelism outermost one of every stage; 1 where a stage's ranks are consecutive.
+        """
+        return np.where((self.order == DP_OUTERMOST) & (self.dp > 1), self.pp, 1)
 
     def take(self, rows: npt.NDArray[Any] | slice) -> "Candidates":
         """Return the chosen rows: indices, a mask or a slice."""

@@ -1,6 +1,6 @@
 """How an axis lies on the fabric: the only place that knows.
 
-Ranks fill units in order (Megatron's tp-cp-ep-dp-pp), so a group of an axis is an arithmetic
+Ranks fill units in order (``RankRule.order``), so a group of an axis is an arithmetic
 progression: ``degree`` ranks, ``stride`` apart. On a level whose units hold ``u`` ranks, the
 group has ``gcd(degree * stride, u) / stride`` members in one unit: all of them when the group
 fits, ``u / stride`` when it fills whole units, and for a straddling axis (tp 6 on 8 GPUs) the
@@ -54,20 +54,25 @@ class Group:
 
 
 def axis_group(fabric: Fabric, candidates: Candidates, axis: Axis) -> Group:
-    """Return the group of ``axis`` for every candidate."""
-    c = candidates
+    """Return the group of ``axis`` for every candidate.
+
+    With data parallelism outermost the stages lie between its ranks. Its groups are progressions
+    where cp is 1 and, for edp, where experts fill tp; other rows are not enumerated
+    (``planner.search.orders``).
+    """
+    c, between = candidates, candidates.stages_between
     degree, stride = {
         "tp": (c.tp, np.ones_like(c.tp)),
         "cp": (c.cp, c.tp),
-        "dp": (c.dp, c.tp * c.cp),
-        "dp_shard": (c.dp_shard, c.tp * c.cp),
-        "dp_replicate": (c.dp_replicate, c.tp * c.cp * c.dp_shard),
-        "dp_cp": (c.dp * c.cp, c.tp),
-        "dp_shard_cp": (c.dp_shard * c.cp, c.tp),
-        "pp": (c.pp, c.stage_size),
+        "dp": (c.dp, c.tp * c.cp * between),
+        "dp_shard": (c.dp_shard, c.tp * c.cp * between),
+        "dp_replicate": (c.dp_replicate, c.tp * c.cp * c.dp_shard * between),
+        "dp_cp": (c.dp * c.cp, c.tp * between),
+        "dp_shard_cp": (c.dp_shard * c.cp, c.tp * between),
+        "pp": (c.pp, np.where(between > 1, c.tp * c.cp, c.stage_size)),
         "etp": (c.etp, np.ones_like(c.etp)),
         "ep": (c.ep, c.etp),
-        "edp": (c.edp, c.etp * c.ep),
+        "edp": (c.edp, c.etp * c.ep * between),
     }[axis]
     return lay_group(fabric, degree, stride)
 

@@ -13,7 +13,13 @@ from planner.cost.step import Exposed, Priced, timed_ops
 from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound
 from planner.frameworks import overlaps_data_parallel
-from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RANK_ORDERS,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    Candidates,
+)
 from planner.layout.groups import axis_group
 from planner.model.blocks import model_flop_per_token, parameter_count
 from planner.model.spec import ModelSpec
@@ -24,7 +30,6 @@ from planner.plan import (
     CollectiveChoice,
     Crossing,
     Interval,
-    Layout,
     MemoryParts,
     ModelSummary,
     Pipeline,
@@ -65,7 +70,7 @@ def answer(
     return {
         "model": _model(problem.model),
         "layout": layout,
-        "ranks": _ranks(problem, layout),
+        "ranks": _ranks(problem, best),
         "batch": BatchSplit(
             micro_batch_size=int(best.micro_batch_size[0]),
             num_micro_batches=int(best.num_micro_batches[0]),
@@ -90,15 +95,16 @@ def answer(
     }
 
 
-def _ranks(problem: Problem, layout: Layout) -> RankRule:
-    innermost = problem.fabric.levels[0]
+def _ranks(problem: Problem, best: Candidates) -> RankRule:
+    innermost, world_size = problem.fabric.levels[0], best.layout(0).world_size
     units = None
     if innermost.unit_sizes is not None:
         ends = np.cumsum(innermost.unit_sizes).tolist()
         units = tuple(tuple(range(a, b)) for a, b in zip([0, *ends[:-1]], ends, strict=True))
     return RankRule(
-        ranks_per_node=min(problem.fabric.gpus_per_node, layout.world_size),
-        ranks_per_unit=min(innermost.unit_size, layout.world_size),
+        order=RANK_ORDERS[int(best.order[0])],
+        ranks_per_node=min(problem.fabric.gpus_per_node, world_size),
+        ranks_per_unit=min(innermost.unit_size, world_size),
         units=units,
     )
 
@@ -302,12 +308,10 @@ def _probes(problem: Problem, best: Candidates) -> Iterator[Probe]:
 
 
 def _distinct_layouts(ranking: Ranking) -> list[int]:
-    """Return the best row of every layout, in rank order."""
+    """Return the best row of every layout in every order of its axes, in rank order."""
     c = ranking.candidates
-    degrees = np.stack(
-        [c.tp, c.cp, c.pp, c.ep, c.etp, c.dp_shard, c.dp_replicate, c.virtual_stages], axis=1
-    )
-    _, first = np.unique(degrees, axis=0, return_index=True)
+    degrees = [c.tp, c.cp, c.pp, c.ep, c.etp, c.dp_shard, c.dp_replicate, c.virtual_stages]
+    _, first = np.unique(np.stack([*degrees, c.order], axis=1), axis=0, return_index=True)
     return sorted(int(row) for row in first)
 
 
@@ -316,6 +320,7 @@ def _runners_up(ranking: Ranking, top_k: int) -> tuple[RunnerUp, ...]:
     return tuple(
         RunnerUp(
             layout=c.layout(row),
+            order=RANK_ORDERS[int(c.order[row])],
             micro_batch_size=int(c.micro_batch_size[row]),
             recompute=RECOMPUTE_MODES[int(c.recompute[row])],
             zero_stage=int(c.zero_stage[row]),

@@ -54,8 +54,8 @@ def peak_memory_bytes(problem: Problem, candidates: Candidates) -> npt.NDArray[n
 def rank(problem: Problem, constraints: Constraints) -> Ranking:
     """Return every candidate that is legal and fits, by step time.
 
-    Ties go to the smaller memory, then to the order of enumeration, so that equal requests have
-    equal answers.
+    Ties go to the smaller memory, then to the usual order of the axes, then to the order of
+    enumeration, so that equal requests have equal answers.
 
     Raises:
         InvalidInputError: Nothing can be enumerated.
@@ -75,7 +75,7 @@ def rank(problem: Problem, constraints: Constraints) -> Ranking:
         rejected[f"memory: does not fit in {format_bytes(capacity)}"] = int((~fits).sum())
     candidates, peak = space.candidates.take(fits), peak[fits]
     priced = price(problem, candidates)
-    order = np.lexsort((np.arange(len(peak)), peak, priced.step_time_s()))
+    order = np.lexsort((np.arange(len(peak)), candidates.order, peak, priced.step_time_s()))
     return Ranking(
         candidates.take(order),
         priced.take(order),

@@ -16,6 +16,7 @@ from planner.errors import InvalidInputError
 from planner.frameworks import rules_for
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
+    DP_OUTERMOST,
     RECOMPUTE_MODES,
     SCHEDULES,
     Candidates,
@@ -23,6 +24,7 @@ from planner.layout.candidates import (
 )
 from planner.model.spec import ModelSpec
 from planner.request import Constraints
+from planner.search.orders import rank_orders
 
 __all__ = ["Space", "divisors", "enumerate_candidates", "pipelines"]
 
@@ -45,6 +47,7 @@ class _Degrees(NamedTuple):
     virtual_stages: int
     zero_stage: int
     context_exchange: int
+    order: int
 
     @property
     def dp(self) -> int:
@@ -147,12 +150,24 @@ def _layouts(problem: Problem, constraints: Constraints) -> Iterator[_Degrees]:
                 dp = world // (pp * tp * cp)
                 if not _allowed(constraints.dp, dp):
                     continue
-                for (ep, etp), (shard, replicate, zero), exchange in product(
-                    _expert_degrees(model, tp, tp * cp * dp, constraints),
-                    _sharding(problem, tp, cp, dp, constraints),
-                    _context_exchanges(cp, constraints),
+                for (ep, etp), (shard, replicate, zero), exchange, order in _choices(
+                    problem, constraints, tp=tp, cp=cp, dp=dp, pp=pp
                 ):
-                    yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero, exchange)
+                    yield _Degrees(tp, cp, pp, ep, etp, shard, replicate, v, zero, exchange, order)
+
+
+def _choices(
+    problem: Problem, constraints: Constraints, *, tp: int, cp: int, dp: int, pp: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, int, int], int, int]]:
+    """Yield ((ep, etp), (dp_shard, dp_replicate, ZeRO), exchange of keys, order) of one layout."""
+    for order in rank_orders(problem.fabric, tp=tp, cp=cp, dp=dp, pp=pp, held=constraints.order):
+        stride = tp * cp * (pp if order == DP_OUTERMOST else 1)  # of data-parallel ranks
+        yield from product(
+            _expert_degrees(problem.model, tp, tp * cp * dp, constraints),
+            _sharding(problem, stride, cp, dp, constraints),
+            _context_exchanges(cp, constraints),
+            (order,),
+        )
 
 
 def _context_exchanges(cp: int, constraints: Constraints) -> list[int]:
@@ -186,12 +201,13 @@ def _expert_degrees(
 
 
 def _sharding(
-    problem: Problem, tp: int, cp: int, dp: int, constraints: Constraints
+    problem: Problem, stride: int, cp: int, dp: int, constraints: Constraints
 ) -> list[tuple[int, int, int]]:
     """Return (dp_shard, dp_replicate, zero_stage): replicas, full sharding, sharding in a unit.
 
     Hybrid sharding keeps the shard group inside one unit of a fabric level, or makes it as large
-    as asked; it is offered for ZeRO-1 and 3 on dense models.
+    as asked; it is offered for ZeRO-1 and 3 on dense models. ``stride`` is from one data-parallel
+    rank to the next.
     """
     found = [(1, dp, 0)]
     if dp > 1:
@@ -200,7 +216,7 @@ def _sharding(
             units = {
                 size for lv in problem.fabric.levels for size in lv.unit_sizes or (lv.unit_size,)
             }
-            sizes = {size // (tp * cp) for size in units}
+            sizes = {size // stride for size in units}
             sizes |= {constraints.dp_shard or 1, dp // (constraints.dp_replicate or dp)}
             found += [
                 (shard, dp // shard, zero)
@@ -324,6 +340,7 @@ def _why_never(problem: Problem, name: str) -> str:
         "zero_stage": "sharing out needs data-parallel or context-parallel ranks",
         "dp_shard": f"{degrees}; with experts, shards fill all of dp",
         "context_exchange": "gathering keys and values needs context-parallel ranks",
+        "order": "dp outermost needs dp and pp of at least 2, and no context-parallel ranks",
     }
     if name in ("ep", "etp"):
         if model.experts is None:

@@ -6,7 +6,13 @@ import numpy as np
 
 from planner.cost.problem import Problem
 from planner.hardware.devices import device
-from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RANK_ORDERS,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    Candidates,
+)
 from planner.model.blocks import layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
@@ -79,9 +85,11 @@ def row(**fields: Any) -> Candidates:
         "zero_stage": 0,
         "sequence_parallel": False,
         "context_exchange": "ring",
+        "order": "tp-cp-ep-dp-pp",
         **fields,
     }
     values["schedule"] = SCHEDULES.index(values["schedule"])
     values["context_exchange"] = CONTEXT_EXCHANGES.index(values["context_exchange"])
+    values["order"] = RANK_ORDERS.index(values["order"])
     values["recompute"] = RECOMPUTE_MODES.index(values["recompute"])
     return Candidates(**{name: np.array([value]) for name, value in values.items()})

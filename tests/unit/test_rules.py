@@ -55,6 +55,7 @@ def interleaved(m: int) -> dict[str, Any]:
     return {**chunks, "num_micro_batches": m}
 
 
+REPLICAS = {"pp": 2, "dp_replicate": 4, "schedule": "1f1b", "order": "tp-cp-ep-pp-dp"}
 WHOLE, SHARDED = {"sequence_parallel": False}, {"sequence_parallel": True}
 
 COMMON = [
@@ -122,6 +123,19 @@ COMMON = [
         (True, interleaved(2)),
         (False, interleaved(8)),
         (False, {"pp": 4, "schedule": "1f1b", "num_micro_batches": 6}),
+    ),
+    *cases(
+        "megatron",
+        "dp-outermost-needs-equal-dp",
+        (True, {**REPLICAS, "tp": 2, "ep": 1}, MIXTRAL),
+        (True, {**REPLICAS, "tp": 2, "ep": 4}, MIXTRAL),
+        (True, {**REPLICAS, "cp": 2}),
+        (False, {**REPLICAS, "tp": 2, "ep": 2}, MIXTRAL),
+        (False, {**REPLICAS, "tp": 2, "etp": 2}, MIXTRAL),
+        (False, {**REPLICAS, "tp": 2}),
+        (False, {**REPLICAS, "tp": 2, "pp": 1}, MIXTRAL),
+        (False, {**REPLICAS, "tp": 2, "dp_replicate": 1}, MIXTRAL),
+        (False, {**REPLICAS, "tp": 2, "order": "tp-cp-ep-dp-pp"}, MIXTRAL),
     ),
 ]
 

@@ -149,6 +149,7 @@ DECISIONS: list[tuple[dict[str, Any], str]] = [
         "--moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity "
         "--moe-token-drop-policy position",
     ),
+    ({"ranks__order": "tp-cp-ep-pp-dp"}, "--use-tp-pp-dp-mapping "),
     ({"layout__ep": 2}, "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "),
     ({"layout__etp": 2}, "--expert-tensor-parallel-size 2 "),
     ({"layout__dp_replicate": 2}, "--num-distributed-optimizer-instances 2"),
