@@ -1,7 +1,9 @@
 """Levels follow from the node and the tiers; closed forms of machines everybody knows."""
 
 import json
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import networkx as nx
@@ -320,3 +322,20 @@ def test_the_rate_out_of_a_unit_is_the_flow_in_the_graph(name: str, nodes: int) 
     network_only.add_edges_from((gpu, "to") for gpu in ordered if gpu not in last)
     flow = nx.maximum_flow_value(network_only, "from", "to")
     assert flow / len(last) == pytest.approx(fabric.levels[1].bytes_per_s)
+
+
+# ------------------------------------------------------------------------ what the page shows
+
+PAGE = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text("utf-8")
+SPECIFIED = re.findall(r"^\| ([a-z0-9-]+) \| (\d+) \| [^|]+ \| ([^|]+) \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "nodes", "levels"), SPECIFIED)
+def test_levels_on_the_page_are_those_compiled(name: str, nodes: str, levels: str) -> None:
+    compiled = compile_fabric(load_topology(name), int(nodes)).levels
+    said = [f"{lv.name} {lv.unit_size} x {lv.bytes_per_s / 1e9:.4g}" for lv in compiled]
+    assert ", ".join(said) == levels
+
+
+def test_the_page_shows_ten_machines() -> None:
+    assert len(SPECIFIED) == 10
