@@ -351,6 +351,39 @@ def test_a_nic_without_a_port_in_a_dump_that_has_ports_is_left_out() -> None:
     assert "0000:90:00.0" in remarks(dump)
 
 
+def test_a_bridge_that_a_virtual_machine_emulates_says_nothing_of_its_link() -> None:
+    bridge = '<pci busid="0000:a1:00.0" class="0x060400" {} link_speed="2.5 GT/s" link_width="1">'
+    for ids, rate in (
+        ('vendor="0x104c" device="0x8232"', None),  # QEMU's, as clouds pass GPUs through
+        ('vendor="0x1000" device="0xc030"', 0.25e9),
+    ):
+        dump = read_nccl_xml(node(f"{bridge.format(ids)}{gpu(0)}{gpu(1)}</pci>"), "x")
+        assert part(dump, "0000:a1:00.0").link_bytes_per_s == rate
+
+
+def test_a_nic_without_a_net_in_a_file_without_nets_is_one() -> None:
+    nic = '<pci busid="0000:0e:00.0" class="0x020700"><nic name="mlx5_0" speed="400"/></pci>'
+    dump = read_nccl_xml(node(gpu(0) + nic), "x")
+    assert [nic.name for nic in of_kind(dump, "nic")] == ["0000:0e:00.0"]
+
+
+def test_a_bus_id_that_two_bridges_share_makes_two_switches() -> None:
+    bridge = '<pci busid="0000:c5:00.0" class="0x060400">{}</pci>'
+    text = node(bridge.format(gpu(0) + gpu(1)) + bridge.format(gpu(2) + gpu(3)))
+    dump = read_nccl_xml(text, "x")
+    assert [part.name for part in of_kind(dump, "pcie_switch")] == [
+        "0000:c5:00.0",
+        "0000:c5:00.0#2",
+    ]
+    assert "1 bridges or NICs have the busid of another part" in remarks(dump)
+
+
+def test_devices_without_a_class_are_refused_with_the_reason() -> None:
+    text = node('<pci busid="0000:00:16.0"/><pci busid="0000:00:17.0"/>')
+    with pytest.raises(TopologyTextError, match="without class are for NCCL to look up"):
+        read_nccl_xml(text, "x")
+
+
 def test_ranks_that_share_a_gpu_are_one_gpu() -> None:
     parts = '<gpu dev="0" mlopart="0" rank="0"/><gpu dev="0" mlopart="1" rank="1"/>'
     dump = read_nccl_xml(node(f'<pci busid="0000:01:00.0" class="0x030200">{parts}</pci>'), "x")

@@ -7,7 +7,9 @@ import pytest
 from planner.errors import InvalidInputError
 from planner.topology.importers.cluster import Imported, import_topology
 from planner.topology.importers.detect import detect
+from planner.topology.importers.dump import TopologyTextError
 from planner.topology.importers.printed_models import printed_models
+from planner.topology.importers.slurm import read_slurm_conf, read_slurm_yaml
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 MATRIX = (SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt").read_text("utf-8")
@@ -134,3 +136,94 @@ def test_what_stands_around_xml_changes_nothing(wrap: str) -> None:
     assert detect(wrap.format(NCCL), "pasted") == "nccl-xml"
     found, alone = imported(wrap.format(NCCL), gpu=None), imported(NCCL, gpu=None)
     assert found.document == alone.document
+
+
+def test_a_markdown_table_with_bold_names_is_read() -> None:
+    def table(title: str, cell: str) -> str:
+        head = f"**{title} Between Two GPUs**\n\n|   | GPU0 | GPU1 |\n| :--- | :--: | :--: |\n"
+        return f"{head}| **GPU0** | 0 | {cell} |\n| **GPU1** | {cell} | 0 |\n\n"
+
+    found = imported(table("Weight", "15") + table("Link Type", "XGMI"), gpu="MI210")
+    assert [link.kind for link in found.document.node.links] == ["xgmi", "pcie"]
+
+
+PRINTED_TREE = (
+    "$ scontrol show topology\n"
+    "SwitchName=s0 Level=0 LinkSpeed=1 Nodes=tux[0-3]\n"
+    "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=tux[4-7]\n"
+    "SwitchName=s2 Level=1 LinkSpeed=1 Nodes=tux[0-7] Switches=s[0-1]\n"
+)
+PRINTED_BLOCKS = (
+    "BlockName=rack0 BlockIndex=0 Nodes=w0-[0-17] BlockSize=16\n"
+    "BlockName=rack1 BlockIndex=1 Nodes=w1-[0-17] BlockSize=16\n"
+    "AggregatedBlock=rack[0-1] BlockIndex=2 Nodes=w0-[0-17],w1-[0-17] BlockSize=32\n"
+)
+
+
+def test_what_scontrol_prints_is_the_topology_that_slurm_read() -> None:
+    tree = read_slurm_conf(PRINTED_TREE, "pasted")
+    assert [(tier.units, tier.unit_names) for tier in tree.tiers] == [
+        ((4, 4), ("s0", "s1")),
+        ((8,), ("s2",)),
+    ]
+    assert [str(remark) for remark in tree.remarks] == [
+        "line 1: left out: '$ scontrol show topology', no entries of topology.conf"
+    ]
+    blocks = read_slurm_conf(PRINTED_BLOCKS, "pasted")
+    assert blocks.domains is not None
+    assert blocks.domains.units == (18, 18)
+    assert [tier.units for tier in blocks.tiers] == [(36,)]
+    assert blocks.remarks == ()
+
+
+CONF = "SwitchName=leaf1 Nodes=gpu[1-16]\nSwitchName=leaf2 Nodes=gpu[17-32]\n"
+YAML = (
+    "- topology: fabric\n  cluster_default: true\n  tree:\n    switches:\n"
+    "      - switch: leaf1\n        nodes: gpu[1-16]\n"
+    "      - switch: leaf2\n        nodes: gpu[17-32]\n"
+)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "```\n{}```\n",
+        "apiVersion: v1\nkind: ConfigMap\ndata:\n  topology.conf: |\n{}",
+        "slurm.conf:\n  TopologyPlugin=topology/tree\n\ntopology.conf:\n{}",
+    ],
+)
+def test_what_stands_around_switches_changes_nothing(wrap: str) -> None:
+    alone = read_slurm_conf(CONF, "pasted")
+    text = wrap.format("".join(f"    {line}\n" for line in CONF.splitlines()))
+    assert detect(text, "pasted") == "slurm-conf"
+    found = read_slurm_conf(text.replace("16]", "16]   \N{LEFTWARDS ARROW} one leaf"), "pasted")
+    assert (found.hosts, found.tiers) == (alone.hosts, alone.tiers)
+    assert any("left out" in remark.text for remark in found.remarks)
+
+
+@pytest.mark.parametrize("wrap", ["```yaml\n{}```\n", "$ cat topology.yaml\n{}$ exit\n"])
+def test_what_stands_around_a_list_of_topologies_changes_nothing(wrap: str) -> None:
+    found = read_slurm_yaml(wrap.format(YAML), "pasted")
+    assert found.tiers == read_slurm_yaml(YAML, "pasted").tiers
+    assert [remark.text for remark in found.remarks] == [
+        "left out: what stands around the list of topologies"
+    ]
+
+
+def test_a_config_map_with_a_topology_is_read_and_lines_are_its_own() -> None:
+    inner = "".join(f"    {line}\n" for line in YAML.splitlines())
+    text = f"configFiles:\n  topology.yaml: |\n    ---\n{inner}other: 1\n"
+    assert read_slurm_yaml(text, "pasted").tiers == read_slurm_yaml(YAML, "pasted").tiers
+    with pytest.raises(TopologyTextError) as caught:
+        read_slurm_yaml(text.replace("gpu[17-32]", "gpu[17-"), "pasted")
+    assert caught.value.line == 10
+
+
+def test_comments_around_a_list_of_topologies_are_no_remark() -> None:
+    assert read_slurm_yaml(f"# ours\n---\n{YAML}", "pasted").remarks == ()
+
+
+def test_a_switch_whose_nodes_register_later_is_left_out() -> None:
+    found = read_slurm_yaml(YAML + "      - switch: leaf3\n", "pasted")
+    assert found.tiers == read_slurm_yaml(YAML, "pasted").tiers
+    assert "line 9: switch 'leaf3' has no nodes below it: left out" in map(str, found.remarks)

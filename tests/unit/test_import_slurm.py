@@ -222,7 +222,7 @@ def test_what_leads_nowhere_is_left_out_with_a_remark():
     [
         (["SwitchName=a Nodes=n1", "SwitchName=a Nodes=n2"], "line 2: defines switch 'a' again"),
         (["SwitchName=a Nodes=n1 Switches=b"], "line 1: switch 'a' has both"),
-        (["SwitchName=a"], "line 1: switch 'a' has neither"),
+        (["SwitchName=a"], "has switches but no node"),
         (["SwitchName=a Switches=b", "SwitchName=b Switches=a"], "line 1: switch 'a' lies below"),
         (["SwitchName=a Nodes=ALL"], "line 1: switch 'a' names ALL"),
         (["", "include leafs.conf"], "line 2: includes another file"),

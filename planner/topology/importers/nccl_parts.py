@@ -24,6 +24,15 @@ _GCN: Final = {"906": "gfx906", "908": "gfx908", "910": "gfx90a", "942": "gfx942
 # MI300A: GPU and CPU in one package, joined by Infinity Fabric (pci.ids).
 _APU: Final = ("1002", "74a0")
 
+# Bridges that QEMU emulates, whose links say 2.5 GT/s x1 whatever passes through: its root port,
+# Intel's 3420, TI's XIO3130 up and down (pci.ids; QEMU's docs/pcie.txt).
+_VIRTUAL_BRIDGES: Final = (
+    ("1b36", "000c"),
+    ("8086", "3420"),
+    ("104c", "8232"),
+    ("104c", "8233"),
+)
+
 
 @dataclass(slots=True)
 class Reading:
@@ -33,6 +42,7 @@ class Reading:
         has_nets: The dump lists ports, so a NIC without one was not up, or not used.
         gpu_ids: PCI ids of the GPUs that have a ``<gpu>``; empty for a file without.
         names: Of parts, and all bus ids.
+        repeated: Lines of bridges and NICs with the bus id of another.
         left_out: What was left out, and how often.
     """
 
@@ -43,6 +53,7 @@ class Reading:
     names: set[str]
     lines: dict[str, int] = field(default_factory=dict)
     repeats: Counter[str] = field(default_factory=Counter)
+    repeated: list[int] = field(default_factory=list)
     gpus: list[FoundGpu] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -70,7 +81,9 @@ def pci_ids(pci: Element) -> tuple[str, str]:
 
 
 def link_bytes_per_s(pci: Element, reading: Reading) -> float | None:
-    """Return bytes/s of a PCIe link; None where a virtual machine shows no speed or width."""
+    """Return bytes/s of a PCIe link; None where a virtual machine shows none, or its bridge's."""
+    if pci_ids(pci) in _VIRTUAL_BRIDGES:
+        return None
     speed, width_text = pci.get("link_speed").strip(), pci.get("link_width").strip()
     lane = lane_bytes_per_s(speed)
     width = whole_number(width_text, 0, 64)

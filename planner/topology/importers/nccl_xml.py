@@ -34,6 +34,7 @@ from planner.topology.importers.xml import Element, check_root, read_xml, whole_
 __all__ = ["read_nccl_xml"]
 
 _KNOWN_TAGS: Final = {
+    "system": {"cpu"},
     "cpu": {"pci", "nic"},
     "pci": {"pci", "gpu", "nic", "pcilink"},
     "nic": {"net"},
@@ -59,12 +60,16 @@ def read_nccl_xml(text: str, source: str) -> NodeDump:
         raise TopologyTextError("has no <cpu>; give the whole file", source=source, line=root.line)
     host = next(iter(hosts.values()))
     reading = _reading(host, source)
-    _remark_unknown_tags(host, reading.remarks)
+    _remark_unknown_tags([root, *host], reading.remarks)
     parts = _tree(host, reading)
     gpus, assumptions = _in_order(reading)
     if not gpus:
+        bare = any(e.tag == "pci" and not e.get("class") for cpu in host for e in cpu.walk())
         raise TopologyTextError(
-            "shows no GPU, neither a <gpu> nor a PCI device of class 0x03 or 0x12", source=source
+            "shows no GPU, neither a <gpu> nor a PCI device of class 0x03 or 0x12"
+            + ("; devices without class are for NCCL to look up on the machine" if bare else "")
+            + ": give the file of NCCL_TOPO_DUMP_FILE of a job on the node",
+            source=source,
         )
     check_num_gpus(len(gpus), source=source)
     others = {part.name for part in parts if part.kind != "gpu"}
@@ -99,8 +104,8 @@ def _reading(host: Sequence[Element], source: str) -> Reading:
 
 def _remark_unknown_tags(host: Sequence[Element], remarks: Remarks) -> None:
     unknown: dict[tuple[str, str], int] = {}
-    for cpu in host:
-        for element in cpu.walk():
+    for top in host:
+        for element in top.walk() if top.tag == "cpu" else (top,):
             known = _KNOWN_TAGS.get(element.tag, set())
             for child in element.children:
                 if child.tag not in known:
@@ -164,7 +169,7 @@ def _pci(pci: Element, cpu: str, reading: Reading) -> Sequence[Branch | Device]:
     if below:
         link = link_bytes_per_s(pci, reading)
         return [Branch(name, pci.line, link, (*below, *_ports_of(pci, reading)))]
-    if pci.all("nic"):
+    if any(nic.all("net") for nic in pci.all("nic")):
         return _ports_of(pci, reading)
     match pci_kind(pci.get("class"), pci.get("vendor")):
         case "nic" if not reading.has_nets:
@@ -189,14 +194,17 @@ def _bus_id(pci: Element, reading: Reading) -> str:
     if not name:
         raise TopologyTextError("<pci> has no busid", source=reading.source, line=pci.line)
     key = bus_key(name)
-    if key in reading.lines:
+    if key not in reading.lines:
+        reading.lines[key] = pci.line
+        return name
+    if pci.all("gpu") or _is_idle_gpu(pci, reading):
         raise TopologyTextError(
             f"busid {name[:40]!r} is also in line {reading.lines[key]}; one host has it once",
             source=reading.source,
             line=pci.line,
         )
-    reading.lines[key] = pci.line
-    return name
+    reading.repeated.append(pci.line)
+    return reading.unique(name, "")
 
 
 def _is_idle_gpu(pci: Element, reading: Reading) -> bool:
@@ -226,6 +234,12 @@ def _in_order(reading: Reading) -> tuple[list[FoundGpu], list[str]]:
 
 
 def _say_left_out(reading: Reading) -> None:
+    if reading.repeated:
+        reading.remarks.add(
+            f"{len(reading.repeated)} bridges or NICs have the busid of another part, as files "
+            "edited by hand have: taken as parts of their own",
+            reading.repeated[0],
+        )
     for what, count in reading.left_out.items():
         reading.remarks.add(f"left out: {count} x {what} (first {reading.examples[what][:40]!r})")
 

@@ -24,6 +24,7 @@ _ENTITIES: Final = (
     ("&lt;", "<"),
     ("&gt;", ">"),
     ("&amp;", "&"),
+    ("**", ""),  # bold, in Markdown
 )
 # Blanks of every width become a space, dashes a hyphen, marks of no width nothing; the bar of a
 # Markdown table becomes a tab.

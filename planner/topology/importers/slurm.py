@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError, checked_text
 from planner.topology.importers.slurm_blocks import Block, block_fabric
+from planner.topology.importers.slurm_paste import is_prose, topologies_alone, without_printed
 from planner.topology.importers.slurm_tree import SlurmSwitch, tree_fabric
 from planner.topology.importers.yaml_lines import YamlValue, read_yaml
 
@@ -22,6 +23,7 @@ __all__ = ["read_slurm_conf", "read_slurm_yaml"]
 _PAIR = re.compile(r'\s*([A-Za-z_]\w*)\s*[-+]?=\s*("[^"]*"|[^\s"]+)')
 _REAL_NAME = re.compile(r"#\s*(\S+?)=(\S.*)")
 _MAX_LINE_CHARS: Final = 1_000_000
+_OF_SLURM_CONF: Final = ("topologyplugin", "topologyparam")
 _NO_MODEL: Final = {
     "ring": "rings of nodes",
     "torus3d": "a torus",
@@ -39,6 +41,9 @@ class _Found:
     block_sizes: list[int] = field(default_factory=list)
     sizes_line: int | None = None
     real_names: dict[str, str] = field(default_factory=dict)
+    has_link_speed: bool = False
+    printed_sizes: dict[str, int] = field(default_factory=dict)
+    prose: list[tuple[int, str]] = field(default_factory=list)
 
     def refuse(self, message: str, line: int | None) -> NoReturn:
         """Raise for what stands in ``line``."""
@@ -56,8 +61,16 @@ def read_slurm_conf(text: str | bytes, source: str) -> FabricDump:
         named = _REAL_NAME.fullmatch(comment)
         if named and not entry:
             found.real_names[named[1]] = named[2].strip()
-        if entry:
+        if entry and is_prose(entry):
+            found.prose.append((line, entry))
+        elif entry:
             _conf_entry(entry, line, found)
+    for line, entry in found.prose[:1]:
+        more = f" and {len(found.prose) - 1} other lines" if len(found.prose) > 1 else ""
+        found.remarks.add(f"left out: {entry[:40]!r}{more}, no entries of topology.conf", line)
+    if found.printed_sizes and not found.block_sizes:
+        sizes = sorted(found.printed_sizes.items(), key=lambda item: (len(item[0]), item[0]))
+        _set_block_sizes(sizes, sizes[0][1], found)
     return _fabric(found, "slurm-conf")
 
 
@@ -68,7 +81,10 @@ def read_slurm_yaml(text: str | bytes, source: str) -> FabricDump:
         TopologyTextError: It is none, or of a kind that has no model here; with the line.
     """
     found = _Found(source)
-    root = read_yaml(checked_text(text, source=source), source=source)
+    alone, is_cut = topologies_alone(checked_text(text, source=source))
+    if is_cut:
+        found.remarks.add("left out: what stands around the list of topologies")
+    root = read_yaml(alone, source=source)
     topologies = [_keys(item, "a topology", found) for item in _items(root)]
     if not topologies or any("topology" not in topology for topology in topologies):
         found.refuse(
@@ -150,6 +166,7 @@ def _entries(text: str, found: _Found) -> Iterator[tuple[int, str, str]]:
         if len(raw) > _MAX_LINE_CHARS:
             found.refuse(f"is longer than {_MAX_LINE_CHARS:,} characters", number)
         entry, mark, comment = raw.partition("#")
+        entry = entry.partition("\N{LEFTWARDS ARROW}")[0]  # how people comment what they paste
         entry = entry.strip()
         first_line = first_line if started else number
         if entry.endswith("\\"):
@@ -169,9 +186,17 @@ def _conf_entry(entry: str, line: int, found: _Found) -> None:
         )
     pairs = _pairs(entry, line, found)
     first = next(iter(pairs))
+    if size := without_printed(pairs):
+        found.printed_sizes.setdefault(size, line)
+    if first in _OF_SLURM_CONF:
+        found.remarks.add(f"left out: {entry[:40]!r}, which belongs into slurm.conf", line)
+        return
+    if first == "aggregatedblock":
+        return
     if first == "switchname":
         children, nodes = pairs.pop("switches", ""), pairs.pop("nodes", "")
-        if pairs.pop("linkspeed", None) is not None:
+        if pairs.pop("linkspeed", None) is not None and not found.has_link_speed:
+            found.has_link_speed = True
             found.remarks.add("LinkSpeed is not used, as in Slurm; its unit is arbitrary", line)
         found.switches.append(SlurmSwitch(pairs.pop(first), line, children, nodes))
     elif first == "blockname":

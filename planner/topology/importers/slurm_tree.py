@@ -57,7 +57,10 @@ def tree_fabric(
     order = _depth_first(tree)
     leaves_of = _leaves_of(tree, [name for name in order if tree.nodes[name]])
     if not leaves_of:
-        raise TopologyTextError("has switches but no node", source=source)
+        raise TopologyTextError(
+            "has switches but no node; nodes that register when they start are not in the file",
+            source=source,
+        )
     stages: list[list[Switch]] = [[] for _ in range(max(stage_of.values()))]
     for name in order:
         if tree.children[name]:
@@ -89,10 +92,10 @@ def _checked(switches: Sequence[SlurmSwitch], source: str, remarks: Remarks) -> 
                 source=source,
                 line=switch.line,
             )
-        if bool(switch.children) == bool(switch.nodes):
-            both = "both nodes and switches" if switch.nodes else "neither nodes nor switches"
+        if switch.children and switch.nodes:  # neither: its nodes register when they start
             raise TopologyTextError(
-                f"switch {switch.name!r} has {both} below it; Slurm wants one of them",
+                f"switch {switch.name!r} has both nodes and switches below it; Slurm wants one of "
+                "them",
                 source=source,
                 line=switch.line,
             )
