@@ -19,6 +19,7 @@ from planner.plan import (
     Prediction,
     Probe,
     Provenance,
+    RankOrder,
     RankRule,
     ScheduleName,
     Sharding,
@@ -98,6 +99,7 @@ def make_plan(
     ranks_per_node: int = 4,
     ranks_per_unit: int | None = None,
     units: tuple[tuple[int, ...], ...] | None = None,
+    order: RankOrder = "tp-cp-ep-dp-pp",
     gradient_algorithm: Algorithm = "ring",
     bucket_bytes: int = 100_000,
     probes: tuple[Probe, ...] = (),
@@ -136,6 +138,7 @@ def make_plan(
         ),
         "layout": layout,
         "ranks": RankRule(
+            order=order,
             ranks_per_node=ranks_per_node,
             ranks_per_unit=ranks_per_unit or ranks_per_node,
             units=units,

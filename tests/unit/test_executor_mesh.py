@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -17,13 +17,16 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor.mesh import Mesh, build_mesh
-from planner.plan import AXES, Axis, Layout, Plan, RankRule, coordinates, groups
+from planner.plan import AXES, Axis, Layout, Plan, RankOrder, RankRule, coordinates, groups
 from tests.dist.plans import make_plan
 
 MAX_WORLD: Final = 128
 WORLDS: Final = range(1, MAX_WORLD + 1)
 DENSE: Final[tuple[Axis, ...]] = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 EXPERT: Final[tuple[Axis, ...]] = ("etp", "ep", "edp", "pp")
+
+USUAL: Final[RankOrder] = "tp-cp-ep-dp-pp"
+OTHER: Final[RankOrder] = "tp-cp-ep-pp-dp"
 
 Groups = dict[Axis, list[tuple[int, ...]]]
 
@@ -73,30 +76,62 @@ def some_layouts(world_size: int) -> list[Layout]:
 # ------------------------------------------------------------------------------ by nested loops
 
 
-def dense_by_hand(layout: Layout) -> tuple[Groups, list[dict[Axis, int]]]:
-    """Return groups and coordinates as Megatron numbers ranks: tp fastest, then cp, dp, pp."""
+def dense_by_hand(layout: Layout, order: RankOrder = USUAL) -> tuple[Groups, list[dict[Axis, int]]]:
+    """Return groups and coordinates as Megatron numbers ranks: tp fastest, then cp, dp, pp.
+
+    In the other order the last two change places.
+    """
     found: dict[Axis, dict[tuple[int, ...], list[int]]] = {
         axis: {} for axis in (*DENSE, "dp", "dp_cp", "dp_shard_cp")
     }
     places: list[dict[Axis, int]] = []
     rank = 0
-    for p in range(layout.pp):
-        for r in range(layout.dp_replicate):
-            for s in range(layout.dp_shard):
-                for c in range(layout.cp):
-                    for t in range(layout.tp):
-                        # a group is all ranks that share every coordinate but the axis' own
-                        found["tp"].setdefault((p, r, s, c), []).append(rank)
-                        found["cp"].setdefault((p, r, s, t), []).append(rank)
-                        found["dp_shard"].setdefault((p, r, c, t), []).append(rank)
-                        found["dp_replicate"].setdefault((p, s, c, t), []).append(rank)
-                        found["pp"].setdefault((r, s, c, t), []).append(rank)
-                        found["dp"].setdefault((p, c, t), []).append(rank)
-                        found["dp_cp"].setdefault((p, t), []).append(rank)
-                        found["dp_shard_cp"].setdefault((p, r, t), []).append(rank)
-                        places.append({"tp": t, "cp": c, "dp_shard": s, "dp_replicate": r, "pp": p})
-                        rank += 1
+    for p, r, s in outer_loops(layout, order):
+        for c in range(layout.cp):
+            for t in range(layout.tp):
+                # a group is all ranks that share every coordinate but the axis' own
+                found["tp"].setdefault((p, r, s, c), []).append(rank)
+                found["cp"].setdefault((p, r, s, t), []).append(rank)
+                found["dp_shard"].setdefault((p, r, c, t), []).append(rank)
+                found["dp_replicate"].setdefault((p, s, c, t), []).append(rank)
+                found["pp"].setdefault((r, s, c, t), []).append(rank)
+                found["dp"].setdefault((p, c, t), []).append(rank)
+                found["dp_cp"].setdefault((p, t), []).append(rank)
+                found["dp_shard_cp"].setdefault((p, r, t), []).append(rank)
+                places.append({"tp": t, "cp": c, "dp_shard": s, "dp_replicate": r, "pp": p})
+                rank += 1
     return as_groups(found), places
+
+
+def outer_loops(layout: Layout, order: RankOrder) -> Iterator[tuple[int, int, int]]:
+    """Yield (pp, dp_replicate, dp_shard) as the three outer loops run."""
+    stages, replicas = range(layout.pp), range(layout.dp_replicate)
+    if order == USUAL:
+        yield from product(stages, replicas, range(layout.dp_shard))
+    else:
+        for r, s, p in product(replicas, range(layout.dp_shard), stages):
+            yield p, r, s
+
+
+def experts_on_the_ranks_of_a_stage(
+    layout: Layout, order: RankOrder
+) -> tuple[Groups, list[dict[Axis, int]]]:
+    """Return the same of the expert axes, laid over what ``dense_by_hand`` says is a stage."""
+    found: dict[Axis, dict[tuple[int, ...], list[int]]] = {axis: {} for axis in EXPERT}
+    stage_of = [place["pp"] for place in dense_by_hand(layout, order)[1]]
+    places: list[dict[Axis, int]] = [{} for _ in stage_of]
+    for p in range(layout.pp):
+        ranks = (rank for rank, stage in enumerate(stage_of) if stage == p)
+        for d in range(layout.edp):
+            for e in range(layout.ep):
+                for t in range(layout.etp):
+                    rank = next(ranks)
+                    found["etp"].setdefault((p, d, e), []).append(rank)
+                    found["ep"].setdefault((p, d, t), []).append(rank)
+                    found["edp"].setdefault((p, e, t), []).append(rank)
+                    found["pp"].setdefault((d, e, t), []).append(rank)
+                    places[rank] = {"etp": t, "ep": e, "edp": d, "pp": p}
+    return {axis: sorted(listed) for axis, listed in as_groups(found).items()}, places
 
 
 def expert_by_hand(layout: Layout) -> tuple[Groups, list[dict[Axis, int]]]:
@@ -121,14 +156,16 @@ def as_groups(found: dict[Axis, dict[tuple[int, ...], list[int]]]) -> Groups:
     return {axis: [tuple(ranks) for ranks in by_rest.values()] for axis, by_rest in found.items()}
 
 
-def check_against(layout: Layout, by_hand: tuple[Groups, list[dict[Axis, int]]]) -> None:
+def check_against(
+    layout: Layout, by_hand: tuple[Groups, list[dict[Axis, int]]], order: RankOrder = USUAL
+) -> None:
     """Compare all groups, and the coordinates of the first, a middle and the last rank."""
     expected, places = by_hand
     assert len(places) == layout.world_size
     for axis, listed in expected.items():
-        assert groups(layout, axis) == listed, (layout, axis)
+        assert groups(layout, axis, order) == listed, (layout, axis)
     for rank in {0, layout.world_size // 2, layout.world_size - 1}:
-        found = coordinates(layout, rank)
+        found = coordinates(layout, rank, order)
         assert {axis: found[axis] for axis in places[rank]} == places[rank], (layout, rank)
 
 
@@ -142,6 +179,22 @@ def test_expert_groups_of_every_layout_up_to_128_ranks_are_those_of_nested_loops
     for world_size in WORLDS:
         for layout in expert_layouts(world_size):
             check_against(layout, expert_by_hand(layout))
+
+
+def test_groups_of_every_layout_up_to_64_ranks_are_those_of_nested_loops_with_dp_outermost() -> (
+    None
+):
+    for world_size in range(1, 65):
+        for layout in dense_layouts(world_size):
+            check_against(layout, dense_by_hand(layout, OTHER), OTHER)
+            check_against(layout, experts_on_the_ranks_of_a_stage(layout, OTHER), OTHER)
+
+
+def test_the_orders_differ_where_there_are_several_stages_and_replicas() -> None:
+    for world_size in range(1, 65):
+        for layout in dense_layouts(world_size):
+            same = all(groups(layout, axis) == groups(layout, axis, OTHER) for axis in AXES)
+            assert same == (layout.pp == 1 or layout.dp == 1), layout
 
 
 def test_expert_groups_do_not_depend_on_how_the_dense_axes_share_a_stage() -> None:
@@ -229,15 +282,18 @@ def build(plan: Plan, rank: int) -> tuple[Mesh, list[tuple[int, ...]]]:
     return mesh, asked
 
 
-def plan_of(layout: Layout) -> Plan:
-    return make_plan().model_copy(update={"layout": layout})
+def plan_of(layout: Layout, order: RankOrder = USUAL) -> Plan:
+    plan = make_plan(order=order)
+    return plan.model_copy(update={"layout": layout})
 
 
-@pytest.mark.parametrize("first", range(1, MAX_WORLD, 32))
-def test_meshes_of_every_world_are_built_alike_on_its_ranks(first: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "order"), [*((first, USUAL) for first in range(1, MAX_WORLD, 32)), (33, OTHER)]
+)
+def test_meshes_of_every_world_are_built_alike_on_its_ranks(first: int, order: RankOrder) -> None:
     for world_size in range(first, first + 32):
         for layout in some_layouts(world_size):
-            plan = plan_of(layout)
+            plan = plan_of(layout, order)
             built = [build(plan, rank) for rank in sorted({0, world_size // 2, world_size - 1})]
             asked = built[0][1]
             assert len(asked) == len(set(asked)), "axes with the same members share a group"
@@ -245,7 +301,7 @@ def test_meshes_of_every_world_are_built_alike_on_its_ranks(first: int) -> None:
                 assert asked_here == asked, layout
                 assert mesh.coordinates == {axis: g.index for axis, g in mesh.groups.items()}
                 assert {axis: g.ranks for axis, g in mesh.groups.items()} == {
-                    axis: next(ranks for ranks in groups(layout, axis) if mesh.rank in ranks)
+                    axis: next(ranks for ranks in plan.groups(axis) if mesh.rank in ranks)
                     for axis in AXES
                 }
 
@@ -263,10 +319,14 @@ def test_every_rank_of_64_builds_the_same_groups_in_the_same_order() -> None:
 
 
 def splits_of(
-    units: tuple[tuple[int, ...], ...], axis: Axis = "dp_cp", **degrees: int
+    units: tuple[tuple[int, ...], ...],
+    axis: Axis = "dp_cp",
+    order: RankOrder = USUAL,
+    **degrees: int,
 ) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
     """Return (inside, across, is_even) of each rank of a plan that reduces hierarchically."""
-    plan = make_plan(**degrees, units=units, gradient_algorithm="hierarchical")  # type: ignore[arg-type]  # degrees are integers
+    rule = {"order": order, "units": units}
+    plan = make_plan(**degrees, **rule, gradient_algorithm="hierarchical")  # type: ignore[arg-type]  # degrees are integers
     found = []
     orders = []
     for rank in range(plan.layout.world_size):
@@ -330,6 +390,13 @@ def test_expert_gradients_split_their_own_groups() -> None:
     # ep 2 * edp 4: the expert gradients of even ranks meet over (0, 2, 4, 6)
     found = splits_of(((0, 1, 2, 3), (4, 5, 6, 7)), "edp", dp=8, ep=2)
     assert found[2] == ((0, 2), (2, 6), True)
+    assert found[7] == ((5, 7), (3, 7), True)
+
+
+def test_gradients_of_whole_replicas_in_a_unit_meet_across_units() -> None:
+    # dp outermost: the replicas (0, 1), (2, 3), ... of two stages; stage 0 is (0, 2, 4, 6)
+    found = splits_of(((0, 1, 2, 3), (4, 5, 6, 7)), order=OTHER, pp=2, dp=4)
+    assert found[0] == ((0, 2), (0, 4), True)
     assert found[7] == ((5, 7), (3, 7), True)
 
 
