@@ -29,6 +29,9 @@ __all__ = ["compile_fabric", "first_nodes", "live_nodes"]
 # Type of a node (the first of its island, -1 for the common one) and its impairments.
 Condition: TypeAlias = tuple[int, tuple[str, ...]]
 
+# Each costs some 20 ms of flows.
+_MAX_CONDITIONS: Final = 128
+
 _INSIDE_ORDER: Final = ("nvlink", "xgmi", "loopback", "pcie", "cpu", "smp")
 
 
@@ -148,6 +151,12 @@ def _conditions(
     kinds: dict[Condition, int] = {}
     for node in used:
         kinds.setdefault(_key(document, node, found), node)
+    if len(kinds) > _MAX_CONDITIONS:
+        raise InvalidInputError(
+            f"topology {document.name!r}: nodes in use are weak in {len(kinds)} different ways; at "
+            f"most {_MAX_CONDITIONS} can be told apart: mark the worst nodes down",
+            where="impairments",
+        )
     return kinds
 
 

@@ -768,6 +768,21 @@ def check_not_faster(level: Level, better: Level) -> None:
             assert (ours * level.bytes_per_s <= theirs * better.bytes_per_s * (1 + 1e-9)).all()
 
 
+def test_nodes_that_are_weak_in_too_many_ways_are_refused_in_words() -> None:
+    document = load_topology("dgx-h100")
+    for count, fits in ((100, True), (200, False)):
+        ways = tuple(
+            Impairment(link=(f"n{i}/gpu0", f"n{i}/nvswitch-outer0"), factor=0.5 + i / 1000)
+            for i in range(count)
+        )
+        wrong = document.model_copy(update={"impairments": ways})
+        if fits:
+            assert compile_fabric(wrong, 200).levels[0].bytes_per_s < 450e9
+            continue
+        with pytest.raises(InvalidInputError, match="weak in 200 different ways"):
+            compile_fabric(wrong, 200)
+
+
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"tp": 8, "dp_shard": 4},
     {"tp": 2, "dp_shard": 16},
