@@ -7,6 +7,7 @@ of which the earliest decides memory because it has most micro-batches in flight
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -79,6 +80,14 @@ def balanced_layers(
     return sizes
 
 
+@lru_cache(maxsize=8192)
+def _balanced(
+    layer_costs: tuple[float, ...], num_stages: int, first_extra: float, last_extra: float
+) -> tuple[int, ...]:
+    """Return ``balanced_layers``; a model on other nodes has most of its pipelines again."""
+    return balanced_layers(layer_costs, num_stages, first_extra=first_extra, last_extra=last_extra)
+
+
 def _cut(
     prefix: npt.NDArray[np.float64], extra: npt.NDArray[np.float64], limit: float
 ) -> tuple[int, ...] | None:
@@ -127,15 +136,14 @@ def split_table(
             ``pp * virtual_stages <= len(layer_kinds)``.
         kind_costs: Relative cost of one block of each kind.
     """
-    costs = [kind_costs[kind] for kind in layer_kinds]
+    costs = tuple(kind_costs[kind] for kind in layer_kinds)
+    alike = (1.0,) * len(costs)
+    ends = kind_costs["embedding"], kind_costs["head"]
     shapes: list[tuple[int, int]] = []
     layers: list[tuple[int, ...]] = []
     for pp, chunks in pipelines:
         stages = pp * chunks
-        even = balanced_layers([1.0] * len(costs), stages)
-        by_cost = balanced_layers(
-            costs, stages, first_extra=kind_costs["embedding"], last_extra=kind_costs["head"]
-        )
+        even, by_cost = _balanced(alike, stages, 0, 0), _balanced(costs, stages, *ends)
         for split in dict.fromkeys([even, by_cost]):
             shapes.append((pp, chunks))
             layers.append(split)

@@ -20,7 +20,7 @@ from planner.topology.units import switches, unit_of
 __all__ = ["Placement", "allocated_nodes", "packed_nodes", "placements"]
 
 # Leaving nodes out may leave a number that no layout divides; rounder ones below are tried too.
-_ROUND_NUMBERS: Final = (1, 2, 4, 8)
+_ROUND_NUMBERS: Final[tuple[int, ...]] = (1, 2, 4, 8, 64, 512)
 # Every option is a search of its own; beyond this many kinds of trouble all weak nodes go together.
 _MOST_KINDS: Final = 3
 # Units that hold all nodes, of which the one with fewest switches below is looked for.
@@ -106,8 +106,11 @@ def placements(
     weak = _weak_nodes(document)
     healthy = [node for node in spares if node not in weak]
     found = {tuple(nodes): Placement("keep", tuple(nodes))}
-    for kept in _parts(document, nodes, weak):
-        for option in (*_dropped(document, nodes, kept), *_moved(document, nodes, kept, healthy)):
+    parts = [(part, _ROUND_NUMBERS) for part in _strong_parts(document, nodes, weak)]
+    parts += [(part, (1,)) for part in _but_one_kind(nodes, weak)]
+    for kept, multiples in parts:
+        dropped = _dropped(document, nodes, kept, multiples)
+        for option in (*dropped, *_moved(document, nodes, kept, healthy)):
             found.setdefault(option.nodes, option)
     return tuple(found.values())
 
@@ -173,28 +176,34 @@ def _weak_nodes(document: TopologyDocument) -> dict[int, list[Hashable]]:
     return weak
 
 
-def _parts(
+def _strong_parts(
     document: TopologyDocument, nodes: Sequence[int], weak: dict[int, list[Hashable]]
 ) -> Iterator[list[int]]:
-    """Yield what may be kept of ``nodes``: the strong, all but one kind of weak, one type alone."""
+    """Yield what may be kept of ``nodes``: the strong, and every type alone."""
     strong = [node for node in nodes if node not in weak]
-    troubles = list({tuple(weak[node]): None for node in nodes if node in weak})
-    if troubles:
+    if len(strong) < len(nodes):
         yield strong
-    if 1 < len(troubles) <= _MOST_KINDS:
-        for what in troubles:
-            yield [node for node in nodes if tuple(weak.get(node, ())) != what]
     kinds = dict.fromkeys(_kind(document, node) for node in nodes)
     for kind in kinds if len(kinds) > 1 else ():
         yield [node for node in strong if _kind(document, node) == kind]
         yield [node for node in nodes if _kind(document, node) == kind]
 
 
+def _but_one_kind(nodes: Sequence[int], weak: dict[int, list[Hashable]]) -> Iterator[list[int]]:
+    """Yield all but the nodes with the same trouble, for each of a few troubles."""
+    troubles = list({tuple(weak[node]): None for node in nodes if node in weak})
+    for what in troubles if 1 < len(troubles) <= _MOST_KINDS else ():
+        yield [node for node in nodes if tuple(weak.get(node, ())) != what]
+
+
 def _dropped(
-    document: TopologyDocument, nodes: Sequence[int], kept: Sequence[int]
+    document: TopologyDocument,
+    nodes: Sequence[int],
+    kept: Sequence[int],
+    multiples: Sequence[int],
 ) -> Iterator[Placement]:
     """Yield ``kept`` alone, and fewer where that is a rounder number."""
-    for size in dict.fromkeys(len(kept) // multiple * multiple for multiple in _ROUND_NUMBERS):
+    for size in dict.fromkeys(len(kept) // multiple * multiple for multiple in multiples):
         if size:
             fewer = _packed(_levels(document), np.array(kept), size)
             yield Placement("drop", fewer, _without(nodes, fewer))

@@ -177,6 +177,13 @@ def test_what_is_left_is_taken_to_rounder_numbers_under_few_leaves() -> None:
     assert offered[2] == Placement("drop", (2, 3, 4, 5), left_out=(0, 1))
 
 
+def test_of_many_nodes_a_number_that_layouts_divide_is_left() -> None:
+    """2,047 is 23 times 89: no layout of a batch of 2,048 fits it well, 1,984 = 64 times 31 may."""
+    weak = degraded(load_topology("dgx-h100"), parse_impairments([], ["n5=0.5"]))
+    offered = placements(weak, range(2048), ())
+    assert [len(p.nodes) for p in offered] == [2048, 2047, 2046, 2044, 2040, 1984, 1536]
+
+
 def test_each_kind_of_weakness_may_go_alone() -> None:
     document = cluster(impairments=impairments("n1=0.97", "n2=0.4"))
     offered = {option.left_out for option in placements(document, (0, 1, 2, 3), (4,))}
