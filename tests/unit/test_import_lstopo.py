@@ -215,8 +215,9 @@ def test_rates_of_links_that_fell_back_while_idle_are_left_open() -> None:
     assert narrow.link_bytes_per_s == pytest.approx(1.969e9, rel=1e-3)
 
 
-def test_without_gpu_backends_classes_must_do_and_that_is_said() -> None:
-    bmc = pci(9, kind="0300 [1a03:2000]")
+@pytest.mark.parametrize("chip", ["1a03:2000", "1002:515e"])
+def test_without_gpu_backends_classes_must_do_and_that_is_said(chip: str) -> None:
+    bmc = pci(9, kind=f"0300 [{chip}]")
     dump = read_lstopo(topology(package(pci(2) + pci(1) + bmc)), "x")
     assert [part.name for part in of_kind(dump, "gpu")] == ["0000:01:00.0", "0000:02:00.0"]
     assert {part.model for part in of_kind(dump, "gpu")} == {"NVIDIA Tesla V100 SXM3 32GB"}

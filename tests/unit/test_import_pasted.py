@@ -122,6 +122,13 @@ def test_two_tasks_that_print_the_same_are_one_remark() -> None:
     ]
 
 
+def test_a_matrix_that_hides_nvlinks_says_so() -> None:
+    text = "$ nvidia-smi topo -mp\n\tGPU0\tGPU1\nGPU0\tX\tNODE\nGPU1\tNODE\tX\n"
+    hidden = "the text is of topo -mp, which shows no NVLinks: run nvidia-smi topo -m"
+    assert hidden in imported(text).document.assumptions
+    assert hidden not in imported(text.replace("-mp", "-m")).document.assumptions
+
+
 def test_a_column_of_cpus_is_no_nic() -> None:
     text = "\tGPU0\tGPU1\tCPU\nGPU0\tX\tNV4\tPHB\nGPU1\tNV4\tX\tPHB\nCPU\tPHB\tPHB\tX\n"
     found = imported(text, gpu="RTX 3090")

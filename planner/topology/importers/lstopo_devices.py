@@ -83,10 +83,11 @@ def pci_function(element: Element, remarks: Remarks) -> Function:
             backends.setdefault(backend, osdev)
     # A switch has no OS device; what a driver reaches as a GPU is one whatever else is said of it.
     is_switch = element.get("subtype") == "NVSwitch" and not backends
+    known: PciKind | None = "nvswitch" if is_switch else "gpu" if backends else None
     return Function(
         element=element,
         name=element.get("pci_busid").strip(),
-        kind="nvswitch" if is_switch else "gpu" if backends else pci_kind(class_code, vendor),
+        kind=known or pci_kind(class_code, vendor, device),
         vendor=vendor,
         device=device,
         link_bytes_per_s=link_bytes_per_s(element, remarks),

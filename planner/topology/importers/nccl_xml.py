@@ -171,7 +171,7 @@ def _pci(pci: Element, cpu: str, reading: Reading) -> Sequence[Branch | Device]:
         return [Branch(name, pci.line, link, (*below, *_ports_of(pci, reading)))]
     if any(nic.all("net") for nic in pci.all("nic")):
         return _ports_of(pci, reading)
-    match pci_kind(pci.get("class"), pci.get("vendor")):
+    match pci_kind(pci.get("class"), *pci_ids(pci)):
         case "nic" if not reading.has_nets:
             part = FoundPart(name, "nic", line=pci.line)
             return [Device((part,), link_bytes_per_s(pci, reading))]
@@ -209,7 +209,7 @@ def _bus_id(pci: Element, reading: Reading) -> str:
 
 def _is_idle_gpu(pci: Element, reading: Reading) -> bool:
     """Return whether a device without ``<gpu>`` is one: by class; where others have it, by id."""
-    if pci_kind(pci.get("class"), pci.get("vendor")) != "gpu":
+    if pci_kind(pci.get("class"), *pci_ids(pci)) != "gpu":
         return False
     return not reading.gpu_ids or pci_ids(pci) in reading.gpu_ids
 

@@ -57,6 +57,7 @@ _HEIGHTS: Final = {
     "SOC": SYSTEM,
 }
 _LEGEND_ENTRY: Final = re.compile(r"(?:^|[\s>:])(NIC\d{1,4})\s{0,8}:\s{0,8}([\w.\-]{1,64})$")
+_PCI_ONLY: Final = re.compile(r"\btopo\s{1,4}(?:-mp|--matrix_pci)\b")
 # A Grace CPU prints its own NUMA node and one for each MIG instance of each of its GPUs; x86 has at
 # most four NUMA nodes in a socket.
 _MAX_NUMA_NODES_OF_A_SOCKET: Final = 4
@@ -96,6 +97,10 @@ def read_nvidia_smi(text: str, source: str) -> NodeDump:
         if cell.startswith("NV")
     )
     assumptions = [*_coherent_assumption(devices), *placement.assumptions]
+    if not links and any(_PCI_ONLY.search(line) for line in lines):
+        assumptions.append(
+            "the text is of topo -mp, which shows no NVLinks: run nvidia-smi topo -m"
+        )
     if _hides_switches(placement.parts, links):
         assumptions.append(
             "PCIe switches between GPUs with NVLink and no near NIC are not in the matrix: such "

@@ -35,6 +35,8 @@ PciKind = Literal["gpu", "nic", "bridge", "nvswitch", "other"]
 _DISPLAY_VENDORS: Final = frozenset(
     ("1a03", "102b", "1234", "1b36", "1013", "15ad", "1af4", "1414")
 )
+# The same, of a vendor that makes GPUs too: ATI's ES1000, Rage XL and RV100 (pci.ids).
+_DISPLAY_DEVICES: Final = frozenset(("1002:515e", "1002:4752", "1002:5159"))
 
 # Virtual functions of ConnectX-4 to ConnectX-7 and BlueField (15b3 in pci.ids).
 _VIRTUAL_FUNCTIONS: Final = frozenset(
@@ -154,7 +156,7 @@ def is_virtual_function(vendor: str, device: str) -> bool:
     return _device_key(vendor, device) in _VIRTUAL_FUNCTIONS
 
 
-def pci_kind(class_code: str, vendor: str) -> PciKind:
+def pci_kind(class_code: str, vendor: str, device: str = "") -> PciKind:
     """Return what a PCI class means for a topology; a display chip is no GPU.
 
     Codes as NCCL reads them (its src/graph/topo.cc: 0604 and 0801 are bridges, 02 NICs, 03 and 12
@@ -162,6 +164,8 @@ def pci_kind(class_code: str, vendor: str) -> PciKind:
 
     >>> pci_kind("0x030200", "0x10de"), pci_kind("0300", "1a03"), pci_kind("0x12", "")
     ('gpu', 'other', 'gpu')
+    >>> pci_kind("0300", "1002", "515e")
+    'other'
     """
     code = _hex(class_code)
     if code[:4] in ("0604", "0801"):
@@ -171,7 +175,8 @@ def pci_kind(class_code: str, vendor: str) -> PciKind:
     if code[:2] == "02":
         return "nic"
     if code[:2] in ("03", "12"):
-        return "other" if _hex(vendor) in _DISPLAY_VENDORS else "gpu"
+        is_display = _device_key(vendor, device) in _DISPLAY_DEVICES
+        return "other" if is_display or _hex(vendor) in _DISPLAY_VENDORS else "gpu"
     return "other"
 
 
