@@ -39,7 +39,7 @@ from planner.tables import (
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
-from planner.topology.drawing import draw_svg
+from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
 
 __all__ = ["app", "main"]

@@ -30,8 +30,8 @@ from planner.summary import (
     waiting,
 )
 from planner.topology.document import TopologyDocument
+from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
-from planner.topology.outline import Line, outline, runs
 from planner.units import format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [

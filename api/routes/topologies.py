@@ -19,7 +19,7 @@ from planner.resolving import topology_fingerprint
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
-from planner.topology.drawing import draw_svg
+from planner.topology.drawing.cluster import draw_svg
 from planner.topology.fabric import Level
 from planner.topology.impair import degraded, parse_impairments
 from planner.topology.importers.cluster import import_topology

@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 
 from planner.topology.bundled import load_topology, topology_names
-from planner.topology.drawing import draw_svg
+from planner.topology.drawing.cluster import draw_svg
 from tests.api.conftest import Client
 
 

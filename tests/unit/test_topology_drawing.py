@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from planner.errors import InvalidInputError
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
-from planner.topology.drawing import draw_svg
-from planner.topology.placing import text_width
-from planner.topology.svg import NUM_COLOURS, scale_of
-from planner.topology.wires import node_wires
+from planner.topology.drawing.cluster import draw_svg
+from planner.topology.drawing.placing import text_width
+from planner.topology.drawing.svg import NUM_COLOURS, scale_of
+from planner.topology.drawing.wires import node_wires
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXT = f"{SVG}text"

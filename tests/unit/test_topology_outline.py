@@ -16,7 +16,7 @@ from planner.tables import show_fabric
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import Impairment, Tier, TopologyDocument, parse_topology
-from planner.topology.outline import Line, outline, runs
+from planner.topology.drawing.outline import Line, outline, runs
 
 
 def lines(line: Line, depth: int = 0) -> list[str]:

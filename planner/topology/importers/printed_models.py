@@ -40,6 +40,8 @@ _PATTERNS: Final = (
 )
 # What the table prints behind the name: persistence mode.
 _MODE: Final = re.compile(r"\s+(?:On|Off|N/A|WDDM|TCC|MCDM)$")
+# A row of the table has 91; patterns are tried at each letter of a line.
+_MAX_LINE_CHARACTERS: Final = 400
 _HINTS: Final = ("GPU", "NVIDIA", "MiB", "Product Name", "MARKET_NAME", "00:")
 
 
@@ -51,7 +53,7 @@ def printed_models(lines: Sequence[str]) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for line in lines:
-        if not any(hint in line for hint in _HINTS):
+        if len(line) > _MAX_LINE_CHARACTERS or not any(hint in line for hint in _HINTS):
             continue
         for pattern in _PATTERNS:
             if match := pattern.search(line) or pattern.search(without_prefix(line)):

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from planner.topology.node_drawing import OpenedNode
-from planner.topology.placing import Box, text_width
-from planner.topology.svg import NUM_COLOURS, Scale, box, cut, label
+from planner.topology.drawing.node import OpenedNode
+from planner.topology.drawing.placing import Box, text_width
+from planner.topology.drawing.svg import NUM_COLOURS, Scale, box, cut, label
 from planner.units import format_rate
 
 __all__ = ["foot"]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from planner.topology.document import ComponentKind, NodeType, TopologyDocument
-from planner.topology.placing import Box, Placed, place_node
-from planner.topology.svg import Scale, box, line, mark
-from planner.topology.wires import Health, Wire, node_wires
+from planner.topology.drawing.placing import Box, Placed, place_node
+from planner.topology.drawing.svg import Scale, box, line, mark
+from planner.topology.drawing.wires import Health, Wire, node_wires
 from planner.units import format_rate
 
 __all__ = ["OpenedNode", "link_title", "node_boxes", "node_lines"]

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from planner.topology.document import NodeType, TopologyDocument
-from planner.topology.placing import hang
-from planner.topology.surroundings import share_bytes_per_s
+from planner.topology.drawing.placing import hang
+from planner.topology.drawing.surroundings import share_bytes_per_s
+from planner.topology.drawing.wires import Wire, node_wires
 from planner.topology.units import unit_of
-from planner.topology.wires import Wire, node_wires
 from planner.units import format_rate
 
 __all__ = ["Line", "outline", "runs"]

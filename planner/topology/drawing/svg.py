@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from planner.topology.placing import Box, text_width
+from planner.topology.drawing.placing import Box, text_width
 from planner.units import format_rate
 
 __all__ = [

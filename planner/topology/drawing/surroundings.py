@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
+from planner.topology.drawing.wires import Health
 from planner.topology.units import unit_of
-from planner.topology.wires import Health
 
 __all__ = ["Surrounding", "share_bytes_per_s", "surroundings"]
 

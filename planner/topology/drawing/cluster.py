@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
-from planner.topology.legend import foot
-from planner.topology.node_drawing import OpenedNode, link_title, node_boxes, node_lines
-from planner.topology.placing import Box, text_width
-from planner.topology.surroundings import Surrounding, share_bytes_per_s, surroundings
-from planner.topology.svg import Scale, box, cut, label, line, mark, scale_of, svg
+from planner.topology.drawing.legend import foot
+from planner.topology.drawing.node import OpenedNode, link_title, node_boxes, node_lines
+from planner.topology.drawing.placing import Box, text_width
+from planner.topology.drawing.surroundings import Surrounding, share_bytes_per_s, surroundings
+from planner.topology.drawing.svg import Scale, box, cut, label, line, mark, scale_of, svg
+from planner.topology.drawing.wires import Health
 from planner.topology.units import switch_name
-from planner.topology.wires import Health
 from planner.units import format_rate
 
 __all__ = ["draw_svg"]

@@ -1,0 +1,1 @@
+"""Clusters drawn as SVG (begin with ``cluster``) and as a tree of text (``outline``)."""
