@@ -1,5 +1,6 @@
 """Listings as people paste them: with the GPUs named above, in reports, issues and logs."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -234,3 +235,13 @@ def test_a_switch_whose_nodes_register_later_is_left_out() -> None:
     found = read_slurm_yaml(YAML + "      - switch: leaf3\n", "pasted")
     assert found.tiers == read_slurm_yaml(YAML, "pasted").tiers
     assert "line 9: switch 'leaf3' has no nodes below it: left out" in map(str, found.remarks)
+
+
+@pytest.mark.parametrize(
+    "line", ["| 0 NVIDIA " + " " * 380 + "|", "GPU 0," * 60, "NVIDIA " * 55, "8 x NVIDIA " * 35]
+)
+def test_a_log_of_three_megabytes_around_a_matrix_takes_under_two_seconds(line: str) -> None:
+    text = f"{line}\n" * (3_000_000 // len(line)) + MATRIX
+    start = time.process_time()
+    assert imported(text).document.node.count("gpu") == 8
+    assert time.process_time() - start < 2

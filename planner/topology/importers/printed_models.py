@@ -14,18 +14,24 @@ from planner.topology.importers.rows import without_prefix
 __all__ = ["printed_models"]
 
 # A product: a vendor or a line of products, or a code such as "H100"; up to a comma, a bracket,
-# a cell of a table, or the end.
+# a cell of a table, two blanks, or the end.
 _PRODUCT: Final = (
     r"((?:NVIDIA|Tesla|GeForce|Quadro|TITAN|AMD|Radeon|Instinct|(?:RTX|GTX)(?=[ \d])"
-    r"|[A-Z]{1,2}\d{2,4}(?=[ \-\n]|$))[ \w.\-/+]{0,60})"
+    r"|[A-Z]{1,2}\d{2,4}(?=[ \-\n]|$))(?:[ ]?[\w.\-/+]){0,60})"
 )
+# What the table prints behind the name: persistence mode.
+_MODE: Final = r"(?:On|Off|N/A|WDDM|TCC|MCDM)"
+_AT_END: Final = re.compile(rf"\s{_MODE}$")
 _NUMBERS: Final = r"(\d{1,3}(?:,[ ]?\d{1,3}){0,63})"
 _BEFORE: Final = r"(?:^|[\s:])"
 _PATTERNS: Final = (
     # GPU 0: NVIDIA H100 80GB HBM3 (UUID: ...); GPU 0,1,2,3: NVIDIA H20
     re.compile(rf"{_BEFORE}GPU {_NUMBERS}:[ \t]{{1,9}}{_PRODUCT}"),
     # |   0  NVIDIA L40S         On  |   00000000:01:00.0 Off |
-    re.compile(rf"^\s{{0,9}}(\d{{1,3}})\s{{1,4}}{_PRODUCT}\s+[0-9A-Fa-f]{{4,8}}:[0-9A-Fa-f]{{2}}:"),
+    re.compile(
+        rf"^\s{{0,9}}(\d{{1,3}})\s{{1,4}}{_PRODUCT}\s{{1,60}}(?:{_MODE}\s{{1,9}})?"
+        r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:"
+    ),
     # 0, NVIDIA H200, 143771 MiB; NVIDIA H200, 143771 MiB; the same in a table
     re.compile(rf"^\s{{0,9}}(?:(\d{{1,3}})\s?[,\t]\s{{0,9}})?{_PRODUCT}[ ]?[,\t]\s{{0,9}}\d+ MiB"),
     # GPU[0] : Card Series: AMD Instinct MI300X; of older versions "Card series"
@@ -38,8 +44,6 @@ _PATTERNS: Final = (
         rf"\s{{0,9}}{_PRODUCT}"
     ),
 )
-# What the table prints behind the name: persistence mode.
-_MODE: Final = re.compile(r"\s+(?:On|Off|N/A|WDDM|TCC|MCDM)$")
 # A row of the table has 91; patterns are tried at each letter of a line.
 _MAX_LINE_CHARACTERS: Final = 400
 _HINTS: Final = ("GPU", "NVIDIA", "MiB", "Product Name", "MARKET_NAME", "00:")
@@ -57,7 +61,7 @@ def printed_models(lines: Sequence[str]) -> dict[int, str]:
             continue
         for pattern in _PATTERNS:
             if match := pattern.search(line) or pattern.search(without_prefix(line)):
-                name = _MODE.sub("", match[2].strip()).strip()
+                name = _AT_END.sub("", match[2].strip()).strip()
                 for number in _numbers(match[1]):
                     if name and not name.endswith(".."):
                         found.setdefault(number, name)
