@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import InvalidInputError
-from planner.topology.importers.cluster import Imported, import_topology
+from planner.topology.importers.cluster import Imported, ImportOptions, import_topology
 from planner.topology.importers.detect import detect
 from planner.topology.importers.dump import TopologyTextError
 from planner.topology.importers.printed_models import printed_models
@@ -245,3 +245,36 @@ def test_a_log_of_three_megabytes_around_a_matrix_takes_under_two_seconds(line: 
     start = time.process_time()
     assert imported(text).document.node.count("gpu") == 8
     assert time.process_time() - start < 2
+
+
+def joined(fabric: str, **options: int) -> Imported:
+    """Return nodes of 8 H200 on a fabric."""
+    return import_topology(
+        MATRIX,
+        node_source="node",
+        gpu="H200",
+        fabric_text=fabric,
+        fabric_source="fabric",
+        options=ImportOptions(nic_gbps=400, **options),
+    )
+
+
+def test_switches_above_one_that_joins_all_are_left_out_and_that_is_said() -> None:
+    above = "SwitchName=core Switches=spine\nSwitchName=spine Switches=leaf[1-2]\n"
+    document = joined(above + CONF).document
+    assert document.network is not None
+    assert [tier.name for tier in document.network.tiers] == ["leaf", "spine"]
+    assert (
+        "one spine joins all hosts, what is above it (core) joins nothing more: left out"
+        in " ".join(document.assumptions)
+    )
+
+
+def test_a_flat_topology_needs_the_number_of_nodes_and_no_more() -> None:
+    flat = "- topology: all\n  cluster_default: true\n  flat: true\n"
+    with pytest.raises(InvalidInputError, match="fabric names no nodes; say how many"):
+        joined(flat)
+    document = joined(flat, nodes=4).document
+    assert document.max_nodes == 4
+    assert document.network is not None
+    assert [tier.num_nodes for tier in document.network.tiers] == [None]

@@ -106,6 +106,12 @@ class _Joiner:
         if self.fabric is None:
             return nodes or self.options.domain_nodes or 1
         hosts = len(self.fabric.hosts)
+        if hosts == 0 and nodes is None:
+            raise InvalidInputError(
+                f"{self.source} names no nodes; say how many there are (nodes)", where="nodes"
+            )
+        if hosts == 0:
+            return nodes or 1
         if nodes is not None and nodes > hosts:
             raise InvalidInputError(
                 f"nodes={nodes} but {self.source} has {hosts} hosts; ask for {hosts} at most",
@@ -303,7 +309,11 @@ class _Joiner:
             found, said = stated_stages(self.options, layout, self.max_nodes)
         else:
             found, said = found_stages(
-                self.fabric, self.options, with_blocks=self.domain_units is None, source=self.source
+                self.fabric,
+                self.options,
+                max_nodes=self.max_nodes,
+                with_blocks=self.domain_units is None,
+                source=self.source,
             )
         tiers, more = tiers_of(
             found,

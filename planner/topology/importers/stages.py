@@ -45,13 +45,16 @@ def stated_stages(
 
 
 def found_stages(
-    fabric: FabricDump, options: ImportOptions, *, with_blocks: bool, source: str
+    fabric: FabricDump, options: ImportOptions, *, max_nodes: int, with_blocks: bool, source: str
 ) -> tuple[list[FoundTier], list[str]]:
     """Return the stages of a fabric, one more where nothing joins the last, and what was assumed.
+
+    What lies above a switch that joins all hosts, nothing passes: it is left out.
 
     Args:
         fabric: As read.
         options: What the user says beside it.
+        max_nodes: Of the cluster.
         with_blocks: Blocks are no NVLink domains, so they are the innermost stage.
         source: What to call the text.
 
@@ -66,12 +69,15 @@ def found_stages(
         )
     blocks = [fabric.domains] if fabric.domains is not None and with_blocks else []
     found = [*blocks, *fabric.tiers]
-    whole = (len(fabric.hosts),)
+    whole = (max_nodes,)
     if not found:
         one = f"one stage of switches joins all hosts: {source} has none"
         return [FoundTier("fabric", whole, ())], [one]
-    if found[-1].units == whole:
-        return found, []
+    joining = next((number for number, stage in enumerate(found, 1) if stage.units == whole), None)
+    if joining is not None:
+        above = ", ".join(stage.name for stage in found[joining:])
+        idle = f"one {found[joining - 1].name} joins all hosts, what is above it ({above}) joins nothing more"
+        return found[:joining], [f"{idle}: left out"] if above else []
     top = (
         f"nothing in {source} joins its {len(found[-1].units)} {found[-1].name}s: one more stage "
         "above them is assumed"
