@@ -76,8 +76,11 @@ def found_stages(
     joining = next((number for number, stage in enumerate(found, 1) if stage.units == whole), None)
     if joining is not None:
         above = ", ".join(stage.name for stage in found[joining:])
-        idle = f"one {found[joining - 1].name} joins all hosts, what is above it ({above}) joins nothing more"
-        return found[:joining], [f"{idle}: left out"] if above else []
+        name = found[joining - 1].name
+        idle = (
+            f"one {name} joins all hosts, what is above it ({above}) joins nothing more: left out"
+        )
+        return found[:joining], [idle] if above else []
     top = (
         f"nothing in {source} joins its {len(found[-1].units)} {found[-1].name}s: one more stage "
         "above them is assumed"
