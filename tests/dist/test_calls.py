@@ -11,8 +11,8 @@ import pytest
 
 from planner.plan import CalibrationRun, ExpertCapacity, Plan
 from planner.planning import make_plan
-from planner.resolving import resolve
 from planner.request import Constraints, PlanRequest
+from planner.resolving import resolve
 from tests.dist.cases import MODELS, Case
 from tests.dist.test_layouts import Trained, train_all
 
@@ -83,6 +83,14 @@ CASES = {
         planned("pp2 dp2 1f1b", pp=2, schedule="1f1b"),
         planned("pp2 dp2 gpipe", pp=2, schedule="gpipe"),
         planned("pp2 dp2 interleaved", pp=2, virtual_stages=2),
+        planned(
+            "pp2 dp2 zero-1 dp outermost",
+            pp=2,
+            dp_shard=2,
+            zero_stage=1,
+            schedule="1f1b",
+            order="tp-cp-ep-pp-dp",
+        ),
         planned("pp4", pp=4, schedule="1f1b"),
         planned("tp2 pp2", tp=2, pp=2, schedule="1f1b"),
         planned("tied pp2 dp2", "gpt-tied", pp=2, schedule="1f1b"),

@@ -41,7 +41,7 @@ class Resumed:
 def resumed(model: str, old: dict[str, Any], new: dict[str, Any], **options: Any) -> Resumed:
     def half(layout: dict[str, Any]) -> Case:
         degrees = {key: n for key, n in layout.items() if key not in (*ZERO_1, "micro_batch_size")}
-        words = [f"{key}{n}" for key, n in degrees.items()]
+        words = [f"{n}" if key == "order" else f"{key}{n}" for key, n in degrees.items()]
         zero = layout.get("zero_stage")
         words += [f"zero-{zero}"] if zero else []
         batch = {"micro_batch_size": 2}
@@ -74,6 +74,16 @@ RESUMED = (
     ),
     resumed("gpt-experts", {"ep": 2, "dp": 4, "dp_shard": 4, **FSDP}, {"ep": 2, "dp": 2}),
     resumed("gpt-odd", {"dp": 4, "dp_shard": 4, **FSDP}, {"dp": 4, "dp_shard": 4, **ZERO_1}),
+    resumed(
+        "gpt-dense",
+        {"pp": 2, "dp": 2, "dp_shard": 2, "order": "tp-cp-ep-pp-dp", **ZERO_1},
+        {"pp": 2, "dp": 2, "dp_shard": 2, **ZERO_1},
+    ),
+    resumed(
+        "gpt-dense",
+        {"tp": 2, "pp": 2},
+        {"pp": 2, "dp": 2, "dp_shard": 2, "order": "tp-cp-ep-pp-dp", **FSDP},
+    ),
     resumed("hf-llama", {"tp": 2, "pp": 2}, {"dp": 2, "dp_shard": 2, **FSDP}),
 )
 NAMES = [one.name for one in RESUMED]

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 from planner.pipeline.schedules import schedule_order
-from planner.plan import CalibrationRun, Collective, ExpertCapacity, Probe, document_hash
+from planner.plan import (
+    CalibrationRun,
+    Collective,
+    ExpertCapacity,
+    Probe,
+    RankOrder,
+    document_hash,
+)
 from tests.dist.cases import STEPS, Case, case, train_whole
 from tests.dist.jobs import run
 
@@ -31,6 +38,7 @@ ODD = 12_501 * FP64
 CLIP = 0.5  # below every norm of these models, so that clipping acts
 HIERARCHICAL: dict[str, Any] = {"gradient_algorithm": "hierarchical", "bucket_bytes": ODD}
 ZERO_1: dict[str, Any] = {"zero_stage": 1, "bucket_bytes": ODD, "max_gradient_norm": CLIP}
+DP_OUTERMOST: RankOrder = "tp-cp-ep-pp-dp"
 FSDP: dict[str, Any] = {"zero_stage": 3, "max_gradient_norm": CLIP}
 NOTHING_DROPPED = ExpertCapacity(factor=4.0)  # 8 experts, top 2: room for every token
 DROPPING = ExpertCapacity(factor=1.0, drop="probability")
@@ -72,11 +80,22 @@ FOUR_RANKS = (
     case(
         "ep2 pp2 dp2", "gpt-experts", micro_batch_size=2, dp=2, ep=2, pp=2, max_gradient_norm=CLIP
     ),
+    case("ep2 pp2 dp2 dp outermost", "gpt-experts", dp=2, ep=2, pp=2, order=DP_OUTERMOST),
     case("llama tp2 pp2", "hf-llama", micro_batch_size=4, tp=2, pp=2),
     case("mixtral ep4", "hf-mixtral", dp=4, ep=4),
 )
 EIGHT_RANKS = (
     case("tp2 pp2 dp2", micro_batch_size=2, tp=2, pp=2, dp=2, max_gradient_norm=CLIP),
+    case(
+        "tp2 pp2 dp2 zero-1 dp outermost",
+        micro_batch_size=2,
+        tp=2,
+        pp=2,
+        dp=2,
+        dp_shard=2,
+        order=DP_OUTERMOST,
+        **ZERO_1,
+    ),
     case("cp2 tp2 dp2", micro_batch_size=2, cp=2, tp=2, dp=2, max_gradient_norm=CLIP),
     case("ep4 pp2 dp4", "gpt-experts", dp=4, ep=4, pp=2, max_gradient_norm=CLIP),
     case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
@@ -118,6 +137,8 @@ MORE_ON_EIGHT = (
         dp_shard=2,
         **ZERO_1,
     ),
+    case("cp2 pp2 dp2 dp outermost", micro_batch_size=2, cp=2, pp=2, dp=2, order=DP_OUTERMOST),
+    case("pp2 dp4 dp outermost hierarchical", pp=2, dp=4, order=DP_OUTERMOST, **HIERARCHICAL),
     case("tp2 cp2 dp2 hsdp", micro_batch_size=2, tp=2, cp=2, dp=2, dp_shard=2, **FSDP),
     case(
         "ep2 dp8 hosts interleaved",
