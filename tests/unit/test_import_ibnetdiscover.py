@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.topology.importers.dump import FabricDump, TopologyTextError
-from planner.topology.importers.ibnetdiscover import read_ibnetdiscover
+from planner.topology.importers.fabric.ibnetdiscover import read_ibnetdiscover
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "topology" / "ibnetdiscover"
 POD = (SAMPLES / "gb200-pod-ndr.out").read_text()

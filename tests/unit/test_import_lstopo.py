@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
-from planner.topology.importers.lstopo import read_lstopo
+from planner.topology.importers.xml.lstopo import read_lstopo
 from tests.unit.xml_mutations import mutated
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology" / "lstopo-xml"

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
-from planner.topology.importers.nccl_xml import read_nccl_xml
-from planner.topology.importers.pci import bus_key
+from planner.topology.importers.xml.nccl_xml import read_nccl_xml
+from planner.topology.importers.xml.pci import bus_key
 from tests.unit.xml_mutations import mutated
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.topology.importers.dump import NodeDump, TopologyTextError
-from planner.topology.importers.nvidia_smi import read_nvidia_smi
+from planner.topology.importers.smi.nvidia_smi import read_nvidia_smi
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology" / "nvidia-smi-topo"
 

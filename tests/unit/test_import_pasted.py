@@ -9,8 +9,8 @@ from planner.errors import InvalidInputError
 from planner.topology.importers.cluster import Imported, ImportOptions, import_topology
 from planner.topology.importers.detect import detect
 from planner.topology.importers.dump import TopologyTextError
-from planner.topology.importers.printed_models import printed_models
-from planner.topology.importers.slurm import read_slurm_conf, read_slurm_yaml
+from planner.topology.importers.fabric.slurm import read_slurm_conf, read_slurm_yaml
+from planner.topology.importers.smi.printed_models import printed_models
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 MATRIX = (SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt").read_text("utf-8")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.topology.importers.amd_smi import read_amd_smi
 from planner.topology.importers.dump import NodeDump, TopologyTextError
-from planner.topology.importers.rocm_smi import read_rocm_smi
+from planner.topology.importers.smi.amd_smi import read_amd_smi
+from planner.topology.importers.smi.rocm_smi import read_rocm_smi
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 ROCM = sorted((SAMPLES / "rocm-smi-showtopo").glob("*.txt"))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.topology.importers.dump import FabricDump, TopologyTextError
+from planner.topology.importers.fabric.slurm import read_slurm_conf, read_slurm_yaml
 from planner.topology.importers.hostlist import collect
-from planner.topology.importers.slurm import read_slurm_conf, read_slurm_yaml
 
 SAMPLES = Path(__file__).parent.parent / "samples" / "topology" / "slurm"
 

@@ -13,18 +13,18 @@ from planner.hardware.devices import device
 from planner.hardware.gpus import GpuModel
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument, parse_topology
-from planner.topology.importers.amd_smi import read_amd_smi
 from planner.topology.importers.detect import FABRIC_FORMATS, NODE_FORMATS, detect
 from planner.topology.importers.dump import FabricDump, NodeDump, TopologyTextError, checked_text
-from planner.topology.importers.ibnetdiscover import read_ibnetdiscover
-from planner.topology.importers.lstopo import read_lstopo
-from planner.topology.importers.nccl_xml import read_nccl_xml
+from planner.topology.importers.fabric.ibnetdiscover import read_ibnetdiscover
+from planner.topology.importers.fabric.slurm import read_slurm_conf, read_slurm_yaml
 from planner.topology.importers.network import Joined, join_nodes
 from planner.topology.importers.node import BuiltNode, build_node, choose_model
-from planner.topology.importers.nvidia_smi import read_nvidia_smi
 from planner.topology.importers.options import ImportOptions
-from planner.topology.importers.rocm_smi import read_rocm_smi
-from planner.topology.importers.slurm import read_slurm_conf, read_slurm_yaml
+from planner.topology.importers.smi.amd_smi import read_amd_smi
+from planner.topology.importers.smi.nvidia_smi import read_nvidia_smi
+from planner.topology.importers.smi.rocm_smi import read_rocm_smi
+from planner.topology.importers.xml.lstopo import read_lstopo
+from planner.topology.importers.xml.nccl_xml import read_nccl_xml
 
 __all__ = ["ImportOptions", "Imported", "import_topology"]
 

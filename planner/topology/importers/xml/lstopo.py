@@ -24,14 +24,14 @@ from planner.topology.importers.dump import (
     Remarks,
     TopologyTextError,
 )
-from planner.topology.importers.lstopo_cpus import (
+from planner.topology.importers.xml.lstopo_cpus import (
     all_objects,
     find_cpus,
     first_cpu,
     info,
     objects,
 )
-from planner.topology.importers.lstopo_devices import (
+from planner.topology.importers.xml.lstopo_devices import (
     Function,
     find_gpus,
     find_nic_ports,
@@ -40,9 +40,16 @@ from planner.topology.importers.lstopo_devices import (
     link_bytes_per_s,
     pci_function,
 )
-from planner.topology.importers.lstopo_links import find_matrices
-from planner.topology.importers.pci import Branch, Device, bus_key, check_num_gpus, hang, slowest
-from planner.topology.importers.xml import Element, check_root, read_xml, whole_number
+from planner.topology.importers.xml.lstopo_links import find_matrices
+from planner.topology.importers.xml.pci import (
+    Branch,
+    Device,
+    bus_key,
+    check_num_gpus,
+    hang,
+    slowest,
+)
+from planner.topology.importers.xml.reading import Element, check_root, read_xml, whole_number
 
 __all__ = ["read_lstopo"]
 

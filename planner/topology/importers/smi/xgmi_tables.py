@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from planner.topology.importers.dump import Remarks
-from planner.topology.importers.matrix import MAX_GPUS
-from planner.topology.importers.rows import without_prefix
-from planner.topology.importers.xgmi import XgmiNode
+from planner.topology.importers.smi.matrix import MAX_GPUS
+from planner.topology.importers.smi.rows import without_prefix
+from planner.topology.importers.smi.xgmi import XgmiNode
 
 __all__ = ["read_tables"]
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from planner.topology.importers.dump import FoundPart, Remarks
-from planner.topology.importers.interfaces import virtual_kind
-from planner.topology.importers.lstopo_cpus import info
-from planner.topology.importers.pci import (
+from planner.topology.importers.xml.interfaces import virtual_kind
+from planner.topology.importers.xml.lstopo_cpus import info
+from planner.topology.importers.xml.pci import (
     PciKind,
     bus_order,
     gpu_model,
     is_virtual_function,
     pci_kind,
 )
-from planner.topology.importers.xml import Element, real_number, whole_number
+from planner.topology.importers.xml.reading import Element, real_number, whole_number
 
 __all__ = [
     "Function",

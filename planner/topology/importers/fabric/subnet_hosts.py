@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from planner.topology.importers.dump import Remarks
-from planner.topology.importers.nesting import switch_list
+from planner.topology.importers.fabric.nesting import switch_list
 
 __all__ = ["End", "HostPort", "Subnet", "UsualHost", "modal_host", "named_hosts"]
 

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError, checked_text
-from planner.topology.importers.slurm_blocks import Block, block_fabric
-from planner.topology.importers.slurm_paste import is_prose, topologies_alone, without_printed
-from planner.topology.importers.slurm_tree import SlurmSwitch, tree_fabric
-from planner.topology.importers.yaml_lines import YamlValue, read_yaml
+from planner.topology.importers.fabric.slurm_blocks import Block, block_fabric
+from planner.topology.importers.fabric.slurm_paste import (
+    is_prose,
+    topologies_alone,
+    without_printed,
+)
+from planner.topology.importers.fabric.slurm_tree import SlurmSwitch, tree_fabric
+from planner.topology.importers.fabric.yaml_lines import YamlValue, read_yaml
 
 __all__ = ["read_slurm_conf", "read_slurm_yaml"]
 

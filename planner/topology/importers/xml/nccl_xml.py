@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from planner.topology.importers.dump import FoundPart, NodeDump, Remarks, TopologyTextError
-from planner.topology.importers.nccl_links import FoundGpu, find_links, has_switch_links
-from planner.topology.importers.nccl_parts import (
+from planner.topology.importers.xml.nccl_links import FoundGpu, find_links, has_switch_links
+from planner.topology.importers.xml.nccl_parts import (
     Reading,
     gpu_device,
     link_bytes_per_s,
     nic_ports,
     pci_ids,
 )
-from planner.topology.importers.pci import (
+from planner.topology.importers.xml.pci import (
     Branch,
     Device,
     bus_key,
@@ -29,7 +29,7 @@ from planner.topology.importers.pci import (
     pci_kind,
     slowest,
 )
-from planner.topology.importers.xml import Element, check_root, read_xml, whole_number
+from planner.topology.importers.xml.reading import Element, check_root, read_xml, whole_number
 
 __all__ = ["read_nccl_xml"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from planner.topology.importers.dump import FoundPart, PeerLink, Remarks
-from planner.topology.importers.pci import bus_key, pci_kind
-from planner.topology.importers.xml import Element, whole_number
+from planner.topology.importers.xml.pci import bus_key, pci_kind
+from planner.topology.importers.xml.reading import Element, whole_number
 
 __all__ = ["FoundGpu", "FoundLinks", "find_links", "has_switch_links"]
 

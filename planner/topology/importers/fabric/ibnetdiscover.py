@@ -15,9 +15,9 @@ import re
 from typing import Final
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError, checked_text
-from planner.topology.importers.nesting import unjoined
-from planner.topology.importers.subnet_hosts import Subnet, modal_host, named_hosts
-from planner.topology.importers.subnet_tiers import subnet_tiers
+from planner.topology.importers.fabric.nesting import unjoined
+from planner.topology.importers.fabric.subnet_hosts import Subnet, modal_host, named_hosts
+from planner.topology.importers.fabric.subnet_tiers import subnet_tiers
 
 __all__ = ["read_ibnetdiscover"]
 

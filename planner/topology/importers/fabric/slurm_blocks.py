@@ -15,8 +15,8 @@ from planner.topology.importers.dump import (
     Remarks,
     TopologyTextError,
 )
+from planner.topology.importers.fabric.nesting import switch_list
 from planner.topology.importers.hostlist import MAX_HOSTS, expand, natural_key
-from planner.topology.importers.nesting import switch_list
 
 __all__ = ["Block", "block_fabric"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from planner.topology.importers.dump import FoundPart, Remarks
-from planner.topology.importers.interfaces import virtual_kind
-from planner.topology.importers.nccl_links import FoundGpu
-from planner.topology.importers.pci import Device, gpu_model, lane_bytes_per_s
-from planner.topology.importers.xml import Element, whole_number
+from planner.topology.importers.xml.interfaces import virtual_kind
+from planner.topology.importers.xml.nccl_links import FoundGpu
+from planner.topology.importers.xml.pci import Device, gpu_model, lane_bytes_per_s
+from planner.topology.importers.xml.reading import Element, whole_number
 
 __all__ = ["Reading", "gpu_device", "link_bytes_per_s", "nic_ports", "pci_ids"]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from planner.topology.importers.dump import Remarks, TopologyTextError
-from planner.topology.importers.matrix import MAX_GPUS, MAX_NICS, check_number_of_devices
-from planner.topology.importers.rows import without_prefix
+from planner.topology.importers.smi.matrix import MAX_GPUS, MAX_NICS, check_number_of_devices
+from planner.topology.importers.smi.rows import without_prefix
 
 __all__ = ["Listing", "Row", "chosen_listing", "columns_of", "is_affinity", "is_gpu"]
 

@@ -4,9 +4,9 @@ import re
 from typing import Final
 
 from planner.topology.importers.dump import NodeDump, Remarks, TopologyTextError
-from planner.topology.importers.rows import clean_lines
-from planner.topology.importers.xgmi import node_dump
-from planner.topology.importers.xgmi_tables import read_tables
+from planner.topology.importers.smi.rows import clean_lines
+from planner.topology.importers.smi.xgmi import node_dump
+from planner.topology.importers.smi.xgmi_tables import read_tables
 
 __all__ = ["read_rocm_smi"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from planner.topology.importers.dump import PeerLink, Remarks
-from planner.topology.importers.xml import Element, whole_number
+from planner.topology.importers.xml.reading import Element, whole_number
 
 __all__ = ["FoundMatrices", "find_matrices"]
 

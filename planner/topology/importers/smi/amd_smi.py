@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from planner.topology.importers.dump import NodeDump, Remarks, TopologyTextError
-from planner.topology.importers.rows import bounded_text, clean_lines
-from planner.topology.importers.xgmi import XgmiNode, node_dump
-from planner.topology.importers.xgmi_tables import read_tables
+from planner.topology.importers.smi.rows import bounded_text, clean_lines
+from planner.topology.importers.smi.xgmi import XgmiNode, node_dump
+from planner.topology.importers.smi.xgmi_tables import read_tables
 
 __all__ = ["read_amd_smi"]
 

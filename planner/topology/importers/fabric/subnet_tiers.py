@@ -14,9 +14,9 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from planner.topology.importers.dump import FoundTier, Remarks
+from planner.topology.importers.fabric.nesting import Nest, Switch, nest, switch_list
+from planner.topology.importers.fabric.subnet_hosts import HostPort, Subnet
 from planner.topology.importers.hostlist import natural_key
-from planner.topology.importers.nesting import Nest, Switch, nest, switch_list
-from planner.topology.importers.subnet_hosts import HostPort, Subnet
 
 __all__ = ["subnet_tiers"]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from planner.topology.importers.rows import without_prefix
+from planner.topology.importers.smi.rows import without_prefix
 
 __all__ = ["printed_models"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError
+from planner.topology.importers.fabric.nesting import Nest, Switch, nest, switch_list, unjoined
 from planner.topology.importers.hostlist import MAX_HOSTS, expand
-from planner.topology.importers.nesting import Nest, Switch, nest, switch_list, unjoined
 
 __all__ = ["SlurmSwitch", "tree_fabric"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from planner.topology.importers.dump import FoundPart, Remarks
-from planner.topology.importers.xml import Element, whole_number
+from planner.topology.importers.xml.reading import Element, whole_number
 
 __all__ = ["all_objects", "find_cpus", "first_cpu", "info", "objects"]
 

@@ -24,7 +24,7 @@ from planner.topology.importers.dump import (
     Remarks,
     TopologyTextError,
 )
-from planner.topology.importers.matrix import (
+from planner.topology.importers.smi.matrix import (
     HOST,
     MULTIPLE,
     SINGLE,
@@ -35,7 +35,7 @@ from planner.topology.importers.matrix import (
     is_reserved,
     place,
 )
-from planner.topology.importers.nvidia_smi_listing import (
+from planner.topology.importers.smi.nvidia_smi_listing import (
     Listing,
     Row,
     chosen_listing,
@@ -43,8 +43,8 @@ from planner.topology.importers.nvidia_smi_listing import (
     is_affinity,
     is_gpu,
 )
-from planner.topology.importers.printed_models import printed_models
-from planner.topology.importers.rows import clean_lines
+from planner.topology.importers.smi.printed_models import printed_models
+from planner.topology.importers.smi.rows import clean_lines
 
 __all__ = ["read_nvidia_smi"]
 

@@ -22,14 +22,14 @@ from typing import Final, Literal
 import numpy as np
 
 from planner.topology.importers.dump import NodeDump, PeerLink, Remarks, TopologyTextError
-from planner.topology.importers.matrix import (
+from planner.topology.importers.smi.matrix import (
     HOST,
     SYSTEM,
     Device,
     check_number_of_devices,
     place,
 )
-from planner.topology.importers.printed_models import printed_models
+from planner.topology.importers.smi.printed_models import printed_models
 
 __all__ = ["PairFacts", "XgmiNode", "node_dump"]
 

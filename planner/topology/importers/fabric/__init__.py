@@ -1,0 +1,1 @@
+"""Readers of Slurm's topology files and ibnetdiscover: what joins nodes."""

@@ -1,0 +1,1 @@
+"""Readers of nvidia-smi, rocm-smi and amd-smi: matrices of devices."""

@@ -1,0 +1,1 @@
+"""Readers of NCCL's and hwloc's XML: trees of devices."""
