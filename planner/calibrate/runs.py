@@ -16,6 +16,7 @@ from planner.layout.candidates import (
     SCHEDULES,
     Candidates,
 )
+from planner.layout.groups import regular
 from planner.model.blocks import model_flop_per_token
 from planner.plan import (
     Calibration,
@@ -220,7 +221,8 @@ def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
     """Return a plan as the one candidate row it came from.
 
     Raises:
-        InvalidInputError: The plan's stages are no split of this problem.
+        InvalidInputError: The plan's stages are no split of this problem, or its order of the
+            axes leaves groups that are not priced.
     """
     layout = plan.layout
     stages = tuple(stage.num_layers for stage in plan.pipeline.stages)
@@ -247,4 +249,12 @@ def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
         "context_exchange": CONTEXT_EXCHANGES.index(plan.sharding.context_exchange),
         "order": RANK_ORDERS.index(plan.ranks.order),
     }
-    return Candidates(**{name: np.array([value]) for name, value in values.items()})
+    row = Candidates(**{name: np.array([value]) for name, value in values.items()})
+    if not regular(row, has_experts=problem.model.experts is not None).all():
+        raise InvalidInputError(
+            f"plan {plan.id}: ranks.order={plan.ranks.order!r} with {layout} cannot be priced: its "
+            "groups are not evenly spaced; need cp=1 and, with experts, etp * ep = tp, or run it "
+            f"as {RANK_ORDERS[0]}",
+            where="plan.ranks.order",
+        )
+    return row

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from planner.layout.candidates import SCHEDULES, Candidates, Column
+from planner.layout.groups import regular
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
@@ -91,10 +92,7 @@ def _too_few_micro_batches(c: Candidates, _: ModelSpec, training: TrainingSpec) 
 def _experts_lie_in_another_order(
     c: Candidates, model: ModelSpec, training: TrainingSpec
 ) -> Column:
-    wide = c.cp > 1
-    if model.experts is not None:
-        wide = wide | (c.etp * c.ep != c.tp * c.cp)
-    return (c.stages_between > 1) & wide
+    return ~regular(c, has_experts=model.experts is not None)
 
 
 COMMON_RULES: Final = (
@@ -134,8 +132,8 @@ COMMON_RULES: Final = (
         "interleaved 1F1B needs num_micro_batches to be a multiple of pp",
         _too_few_micro_batches,
     ),
-    # Megatron-LM asserts it (core/parallel_state.py, initialize_model_parallel; experts of a dense
-    # model count as etp = tp, ep = 1); the groups of the experts are progressions only then.
+    # Megatron-LM asserts it (core/parallel_state.py, initialize_model_parallel; a dense model has
+    # etp = tp, ep = 1). The executor would run such plans; nothing here can price them.
     Rule(
         "dp-outermost-needs-equal-dp",
         "dp outermost needs one data-parallel size of experts and the rest: etp * ep = tp, cp = 1",

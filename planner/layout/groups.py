@@ -17,7 +17,7 @@ from planner.layout.candidates import Candidates, Column
 from planner.plan import Axis
 from planner.topology.fabric import Fabric, Level
 
-__all__ = ["Group", "axis_group", "inner_group", "lay_group", "outer_group"]
+__all__ = ["Group", "axis_group", "inner_group", "lay_group", "outer_group", "regular"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,21 @@ class Group:
         )
 
 
+def regular(candidates: Candidates, *, has_experts: bool) -> Column:
+    """Return whether all groups are arithmetic progressions, shape [rows].
+
+    With data parallelism outermost runs of tp * cp ranks lie a replica apart. The cp ranks of
+    several runs (dp_cp) are no progression, and neither are experts on more or less than a run.
+    """
+    c = candidates
+    one_run = (c.cp == 1) & ((c.etp * c.ep == c.tp * c.cp) | (not has_experts))
+    return (c.stages_between == 1) | one_run
+
+
 def axis_group(fabric: Fabric, candidates: Candidates, axis: Axis) -> Group:
     """Return the group of ``axis`` for every candidate.
 
-    With data parallelism outermost the stages lie between its ranks. Its groups are progressions
-    where cp is 1 and, for edp, where experts fill tp; other rows are not enumerated
-    (``planner.search.orders``).
+    With data parallelism outermost the stages lie between its ranks. Rows must be ``regular``.
     """
     c, between = candidates, candidates.stages_between
     degree, stride = {

@@ -17,9 +17,9 @@ def rank_orders(
 ) -> list[int]:
     """Return the orders to try, as indices into ``RANK_ORDERS``.
 
-    Data parallelism outermost is tried where it lies otherwise than the usual order, and where it
-    can be priced: with context parallelism the gradients' dp x cp ranks are no arithmetic
-    progression (runs of cp, a whole replica apart), and Megatron-LM refuses it.
+    Data parallelism outermost is tried where it lies otherwise than the usual order, and without
+    context parallelism: the gradients' dp x cp ranks would be no arithmetic progression (runs of
+    cp, a replica apart), and Megatron-LM refuses it. What experts need besides is a rule.
 
     Args:
         fabric: Where it runs.

@@ -6,6 +6,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from planner.calibrate.runs import plan_candidate
 from planner.cost.collectives import achieved_bytes_per_s
 from planner.cost.problem import Problem
 from planner.cost.step import price
@@ -13,11 +14,14 @@ from planner.errors import InvalidInputError
 from planner.layout.candidates import DP_OUTERMOST, RANK_ORDERS, distinct
 from planner.layout.groups import axis_group
 from planner.model.bundled import load_model
-from planner.plan import AXES, Framework, RankOrder, groups
+from planner.plan import AXES, Framework, Plan, RankOrder, groups
 from planner.request import Constraints
+from planner.search.answer import answer
 from planner.search.rank import rank
 from planner.search.space import enumerate_candidates, pipelines
+from planner.summary import ordered
 from planner.topology.fabric import Fabric, Level, Mesh
+from tests.dist.plans import TINY, make_plan
 from tests.unit.problems import NVLINK, SPINE, fabric, problem
 
 USUAL: RankOrder = "tp-cp-ep-dp-pp"
@@ -191,3 +195,41 @@ def test_equal_orders_leave_the_usual_one_first() -> None:
     first, second = ranking.priced.step_time_s()
     assert first == second
     assert ranking.candidates.order.tolist() == [RANK_ORDERS.index(USUAL), DP_OUTERMOST]
+
+
+def test_a_run_in_an_order_that_is_not_priced_is_refused() -> None:
+    base = problem("llama3-8b", pipelines=((2, 1),), on=fabric(16))
+    model = TINY.model_copy(update={"num_layers": base.model.num_layers})
+    plan = make_plan(cp=2, pp=2, dp=4, model=model, order=OTHER)
+    with pytest.raises(InvalidInputError, match="with cp2 pp2 dp4 cannot be priced") as refused:
+        plan_candidate(base, plan)
+    assert refused.value.where == "plan.ranks.order"
+    usual = plan.model_copy(update={"ranks": plan.ranks.model_copy(update={"order": USUAL})})
+    assert len(plan_candidate(base, usual)) == 1
+
+
+def test_a_plan_written_before_there_were_orders_lies_in_the_usual_one() -> None:
+    document = make_plan(tp=2, pp=2, dp=2, order=OTHER).model_dump(mode="json")
+    del document["ranks"]["order"]
+    old = Plan.model_validate(document)
+    assert old.ranks.order == USUAL
+    assert old.groups("pp") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+# ------------------------------------------------------------------------- what a plan says of it
+
+
+def test_a_plan_has_the_order_and_what_the_other_would_cost() -> None:
+    """Two nodes of four on a slow network, as above, from a request to the document."""
+    base = two_nodes_of_four(8192)
+    held = Constraints.model_validate({**HELD, "zero_stage": 0, "recompute": "none"})
+    fields = answer(base, rank(base, held), top_k=1, interval=(0.1, "test"))
+    assert fields["ranks"].order == OTHER
+    [other] = fields["runners_up"]
+    assert (other.layout, other.order) == (fields["layout"], USUAL)
+    assert "stage sends" in other.why
+    assert ordered(other.layout, other.order) == "pp4 dp2"
+    assert ordered(fields["layout"], OTHER) == "pp4 dp2, dp outermost"
+    crossed = {(crossing.axis, crossing.level) for crossing in fields["crossings"]}
+    network = base.fabric.levels[1].name
+    assert {axis for axis, level in crossed if level == network} == {"dp_cp"}
