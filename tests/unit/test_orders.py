@@ -209,7 +209,10 @@ def test_a_run_in_an_order_that_is_not_priced_is_refused() -> None:
 
 
 def test_a_plan_written_before_there_were_orders_lies_in_the_usual_one() -> None:
-    document = make_plan(tp=2, pp=2, dp=2, order=OTHER).model_dump(mode="json")
+    new = make_plan(tp=2, pp=2, dp=2, order=OTHER)
+    assert new.groups("pp") == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    assert (new.coordinates(2)["pp"], new.coordinates(2)["dp"]) == (1, 0)
+    document = new.model_dump(mode="json")
     del document["ranks"]["order"]
     old = Plan.model_validate(document)
     assert old.ranks.order == USUAL
