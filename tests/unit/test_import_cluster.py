@@ -186,7 +186,23 @@ def test_a_tray_of_a_rack_is_planned_alone_until_the_rack_is_named() -> None:
 def test_leaves_that_nothing_joins_get_a_stage_and_the_assumption_says_so() -> None:
     found = read(H200, "H200", "slurm/tree-leaves-only.conf", nic_gbps=400, oversubscription=4)
     assert tiers(found) == [("leaf", 1), ("top", 4)]
-    assert "one more stage above them is assumed" in said(found)
+    assert "joins s0, s1 and 3 more: one more stage" in said(found)
+
+
+def test_blocks_are_domains_or_switches_and_never_said_to_be_both() -> None:
+    blocks = "slurm/block-topograph-nvl.conf"
+    rack = read(GB200, "GB200", blocks, nic_gbps=400)
+    assert "is taken as one NVLink domain" in said(rack)
+    assert "not as NVLink domains" not in said(rack)
+    board = read(H200, "H200", blocks, nic_gbps=400)
+    assert "is taken as one NVLink domain" not in said(board)
+    assert "not as NVLink domains" in said(board)
+
+
+def test_boards_of_nvswitches_are_joined_or_left_apart_and_never_said_to_be_both() -> None:
+    dgx2 = read("lstopo-xml/nvidia-dgx2.xml", None)
+    assert "as in a DGX-2" in said(dgx2)
+    assert "no links between them are planned" not in said(dgx2)
 
 
 def test_tiers_called_like_hosts_get_another_name() -> None:

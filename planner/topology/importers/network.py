@@ -174,6 +174,11 @@ class _Joiner:
                 "(--domain-nodes 18 for an NVL72) says how many; planned as if this node were alone"
             )
             return None
+        if found is not None:
+            self.said.append(
+                f"each {found.name} of {self.source} is taken as one NVLink domain (in practice it "
+                "is; Slurm does not say)"
+            )
         units = found.units if found is not None else self._split(wanted or 1)
         return self._checked_domain(units)
 

@@ -251,6 +251,11 @@ class _Finder:
         sizes = {(len(group), len(switches)) for group, switches in boards}
         is_dgx2 = self.model.is_switched and self.dump.format == "lstopo"
         if len(boards) != _NUM_BOARDS_JOINED or len(sizes) > 1 or not is_dgx2:
+            if len(boards) > 1:
+                self.said.append(
+                    f"the NVSwitches fall into {len(boards)} groups, which {self.source} does not "
+                    "join: no links between them are planned"
+                )
             return
         for one, other in zip(boards[0][1], boards[1][1], strict=True):
             below = [edge for edge in self.edges if edge.b == one]

@@ -17,6 +17,7 @@ __all__ = ["found_stages", "stated_stages", "tiers_of"]
 
 _MOST_OVERSUBSCRIPTION: Final = 1000.0
 _MAX_NAMES_TRIED: Final = 16
+_SHOWN: Final = 2
 
 
 def stated_stages(
@@ -81,8 +82,10 @@ def found_stages(
             f"one {name} joins all hosts, what is above it ({above}) joins nothing more: left out"
         )
         return found[:joining], [idle] if above else []
+    names = found[-1].unit_names
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     top = (
-        f"nothing in {source} joins its {len(found[-1].units)} {found[-1].name}s: one more stage "
+        f"nothing in {source} joins {', '.join(names[:_SHOWN])}{more}: one more stage of switches "
         "above them is assumed"
     )
     return [*found, FoundTier("top", whole, ())], [top]

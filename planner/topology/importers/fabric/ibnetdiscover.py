@@ -15,7 +15,6 @@ import re
 from typing import Final
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError, checked_text
-from planner.topology.importers.fabric.nesting import unjoined
 from planner.topology.importers.fabric.subnet_hosts import Subnet, modal_host, named_hosts
 from planner.topology.importers.fabric.subnet_tiers import subnet_tiers
 
@@ -76,7 +75,7 @@ def read_ibnetdiscover(text: str | bytes, source: str) -> FabricDump:
         nics_per_host=usual.num_nics,
         nic_bytes_per_s=usual.nic_bytes_per_s,
         remarks=remarks.all(),
-        assumptions=(*assumptions, *unjoined(tiers)),
+        assumptions=assumptions,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from planner.topology.importers.dump import FoundTier, Remarks
 from planner.topology.importers.hostlist import collect, natural_key
 
-__all__ = ["Nest", "Switch", "nest", "switch_list", "tier_name", "unjoined"]
+__all__ = ["Nest", "Switch", "nest", "switch_list"]
 
 _TIER_NAMES: Final = ("leaf", "spine", "core")
 _MAX_NAME_CHARS: Final = 80
@@ -48,7 +48,7 @@ class Nest:
     labels: tuple[tuple[int, ...], ...]
 
 
-def tier_name(position: int) -> str:
+def _tier_name(position: int) -> str:
     """Return the name of a stage, counted from the hosts: leaf, spine, core, tier4, ..."""
     return _TIER_NAMES[position] if position < len(_TIER_NAMES) else f"tier{position + 1}"
 
@@ -60,20 +60,6 @@ def switch_list(names: Iterable[str]) -> str:
         return ordered[0]
     text = collect(ordered)
     return text if len(text) <= _MAX_NAME_CHARS else f"{ordered[0]} and {len(ordered) - 1} more"
-
-
-def unjoined(tiers: Sequence[FoundTier]) -> tuple[str, ...]:
-    """Return the assumption to make where the last tier leaves hosts apart; else nothing."""
-    if not tiers or len(tiers[-1].units) < 2:
-        return ()
-    names = tiers[-1].unit_names
-    shown = " and ".join(names) if len(names) == 2 else f"{names[0]}, {names[1]} and {names[2]}"
-    if len(names) > 3:
-        shown = f"{names[0]}, {names[1]} and {len(names) - 2} more"
-    return (
-        f"no switch joins {shown} in the file: one more stage above them is assumed, "
-        "not oversubscribed",
-    )
 
 
 def nest(
@@ -111,7 +97,7 @@ def nest(
         names.append(_unit_names(labels[-1], here, shown, (labels[-2], names[-1])))
     hosts = _ordered(unit_of_host, labels)
     tiers = tuple(
-        _tier(tier_name(position), [label[unit_of_host[host]] for host in hosts], shown)
+        _tier(_tier_name(position), [label[unit_of_host[host]] for host in hosts], shown)
         for position, (label, shown) in enumerate(zip(labels, names, strict=True))
     )
     return Nest(hosts, tiers, unit_of_host, unit_of, tuple(labels))

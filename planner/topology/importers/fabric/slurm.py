@@ -147,16 +147,8 @@ def _fabric(found: _Found, format_: str) -> FabricDump:
 
 
 def _flat(found: _Found) -> FabricDump:
-    return FabricDump(
-        "slurm-yaml",
-        hosts=(),
-        tiers=(),
-        remarks=found.remarks.all(),
-        assumptions=(
-            "the topology is flat and names no nodes: one stage of switches that joins all of "
-            "them is assumed, not oversubscribed",
-        ),
-    )
+    found.remarks.add("the topology is flat: it names neither nodes nor switches")
+    return FabricDump("slurm-yaml", hosts=(), tiers=(), remarks=found.remarks.all())
 
 
 # topology.conf

@@ -7,7 +7,7 @@ file (topology.conf(5), section topology/block).
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from planner.topology.importers.dump import (
     FabricDump,
@@ -19,6 +19,10 @@ from planner.topology.importers.fabric.nesting import switch_list
 from planner.topology.importers.hostlist import MAX_HOSTS, expand, natural_key
 
 __all__ = ["Block", "block_fabric"]
+
+_ARE_SWITCHES: Final = (
+    "the aggregated block sizes are taken as stages of switches; Slurm only plans with them"
+)
 
 
 class Block(NamedTuple):
@@ -82,7 +86,7 @@ def block_fabric(
         tiers=tuple(tiers),
         domains=FoundTier("block", tuple(counts), tuple(shown)),
         remarks=remarks.all(),
-        assumptions=_assumptions(tiers, shown),
+        assumptions=(_ARE_SWITCHES,) if tiers else (),
     )
 
 
@@ -158,20 +162,3 @@ def _blocks_joined(
         else:
             stages.append(ratio)
     return stages
-
-
-def _assumptions(tiers: Sequence[FoundTier], blocks: Sequence[str]) -> tuple[str, ...]:
-    """Return what the text leaves open."""
-    said = ["each block is taken as one NVLink domain (in practice it is; Slurm does not say)"]
-    if tiers:
-        said.append(
-            "the aggregated block sizes are taken as stages of switches; Slurm only plans with them"
-        )
-    num_apart = len(tiers[-1].units) if tiers else len(blocks)
-    if num_apart > 1:
-        what = f"units of {tiers[-1].name}" if tiers else "blocks"
-        said.append(
-            f"nothing joins the {num_apart} {what} in the file: one more stage above them is "
-            "assumed, not oversubscribed"
-        )
-    return tuple(said)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError
-from planner.topology.importers.fabric.nesting import Nest, Switch, nest, switch_list, unjoined
+from planner.topology.importers.fabric.nesting import Nest, Switch, nest, switch_list
 from planner.topology.importers.hostlist import MAX_HOSTS, expand
 
 __all__ = ["SlurmSwitch", "tree_fabric"]
@@ -74,7 +74,6 @@ def tree_fabric(
         hosts=nested.hosts,
         tiers=nested.tiers,
         remarks=remarks.all(),
-        assumptions=unjoined(nested.tiers),
     )
 
 

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import networkx as nx
-
 from planner.topology.importers.dump import (
     FoundPart,
     NodeDump,
@@ -136,7 +134,6 @@ def read_lstopo(text: str, source: str) -> NodeDump:
             *_say_unplaced(reading),
             *matrices.assumptions,
             *([_NO_MATRIX] if len(gpus) > 1 and not matrices.links else []),
-            *_say_islands(matrices.links, switches),
         ),
     )
 
@@ -330,17 +327,4 @@ def _say_unplaced(reading: _Reading) -> list[str]:
     return [
         f"{len(reading.unplaced)} PCIe trees (first {reading.unplaced[0][:40]}) are equally near "
         "to several NUMA nodes: they are put on the first"
-    ]
-
-
-def _say_islands(links: Sequence[PeerLink], switches: Sequence[FoundPart]) -> list[str]:
-    """Return what to say where NVSwitches fall into groups without a GPU in common (DGX-2)."""
-    graph = nx.Graph((link.a, link.b) for link in links)
-    names = {switch.name for switch in switches}
-    num_islands = sum(bool(group & names) for group in nx.connected_components(graph))
-    if num_islands < 2:
-        return []
-    return [
-        f"the NVSwitches fall into {num_islands} groups; lstopo does not show links between "
-        "NVSwitches, as between the boards of a DGX-2, so none are planned"
     ]
