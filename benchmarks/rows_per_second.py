@@ -17,8 +17,8 @@ from planner.cost import step
 from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.planning import make_plan
-from planner.resolving import build_problem, resolve
 from planner.request import Constraints, PlanRequest
+from planner.resolving import build_problem, resolve
 from planner.search.rank import peak_memory_bytes
 from planner.search.space import enumerate_candidates
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 
 from planner.planning import make_plan
-from planner.resolving import resolve
 from planner.request import PlanRequest
+from planner.resolving import resolve
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 
