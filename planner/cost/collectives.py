@@ -45,11 +45,13 @@ from planner.plan import Algorithm, Axis, Collective, Framework, SizeThreshold
 from planner.topology.fabric import Fabric, Level
 
 __all__ = [
+    "RING_PASSES",
     "Choice",
     "Terms",
     "achieved_bytes_per_s",
     "choose",
     "collective_terms",
+    "inside_parts",
     "legal_algorithms",
     "members_below",
     "rate_of",
@@ -57,7 +59,8 @@ __all__ = [
     "thresholds",
 ]
 
-_PASSES: Final[dict[Collective, int]] = {
+# Passes of a ring, each of which sends S (n-1)/n.
+RING_PASSES: Final[dict[Collective, int]] = {
     "all_reduce": 2,
     "all_gather": 1,
     "reduce_scatter": 1,
@@ -245,9 +248,16 @@ def runs_as(fabric: Fabric, op: Collective) -> Collective:
 
 
 def _num_calls(op: Collective, algorithm: Algorithm) -> int:
-    if algorithm != "hierarchical":
-        return 1
-    return 3 if op == "all_reduce" else 2
+    return 1 + len(inside_parts(op)) if algorithm == "hierarchical" else 1
+
+
+def inside_parts(op: Collective) -> tuple[Collective, ...]:
+    """Return what a hierarchy runs inside the innermost units; ``op`` itself runs across them.
+
+    all_reduce = reduce_scatter inside, all_reduce of the shard across, all_gather inside;
+    all_gather and reduce_scatter have one pass of each.
+    """
+    return ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)
 
 
 def members_below(group: Group) -> list[Column]:
@@ -271,7 +281,7 @@ def _slowest(
 def _ring(
     op: Collective, fabric: Fabric, group: Group, size_bytes: Column
 ) -> tuple[Column, Column]:
-    n, passes = group.degree, _PASSES[op]
+    n, passes = group.degree, RING_PASSES[op]
     hops = sum(
         (n / below - n / inside) * level.alpha_s
         for level, below, inside in zip(
@@ -300,19 +310,10 @@ def _tree(
 def _hierarchical(
     op: Collective, fabric: Fabric, group: Group, size_bytes: Column
 ) -> tuple[Column, Column]:
-    """Inside the node and across nodes, one after the other.
-
-    all_reduce = reduce_scatter inside, all_reduce of the shard across, all_gather inside;
-    all_gather and reduce_scatter have one pass of each.
-    """
+    """Inside the node all of S, across nodes the shard of each member, one after the other."""
     inner, outer = inner_group(group), outer_group(group)
-    shard = size_bytes / inner.degree
-    inside_op: Collective = "all_gather" if op == "all_gather" else "reduce_scatter"
-    inside_ops: tuple[Collective, ...] = (
-        ("reduce_scatter", "all_gather") if op == "all_reduce" else (inside_op,)
-    )
-    latency, transfer = _ring(op, fabric, outer, shard)
-    for part in inside_ops:
+    latency, transfer = _ring(op, fabric, outer, size_bytes / inner.degree)
+    for part in inside_parts(op):
         more = _ring(runs_as(fabric, part), fabric, inner, size_bytes)
         latency, transfer = latency + more[0], transfer + more[1]
     return latency, transfer

@@ -8,7 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import members_below, rate_of, runs_as
+from planner.cost.collectives import (
+    RING_PASSES,
+    inside_parts,
+    members_below,
+    rate_of,
+    runs_as,
+)
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import Algorithm, Collective
@@ -17,7 +23,6 @@ from planner.topology.fabric import Fabric
 __all__ = ["bytes_per_level", "lower_bound_s"]
 
 _NETWORK: Final = ("infiniband", "ethernet")
-_PASSES: Final[dict[Collective, int]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
 def lower_bound_s(
@@ -62,7 +67,7 @@ def lower_bound_s(
         elif op == "all_reduce" and level.multicast:
             seconds = size_bytes / rate
         else:
-            seconds = _PASSES[op] * size_bytes * crossing / (below * rate)
+            seconds = RING_PASSES[op] * size_bytes * crossing / (below * rate)
         bound = np.maximum(bound, np.where(inside > below, seconds, 0.0))
     return bound
 
@@ -100,7 +105,7 @@ def bytes_per_level(
     if op == "send_recv":
         hops = _ring_edges(group) if closed else _chain_edges(group)
         return [size_bytes * edges for edges in hops]
-    sent = _PASSES.get(op, 1) * size_bytes * (n - 1) / n
+    sent = RING_PASSES[op] * size_bytes * (n - 1) / n
     edges_on = _chain_edges if algorithm == "tree" else _ring_edges  # a tree of trees, n - 1 edges
     return [sent * edges for edges in edges_on(group)]
 
@@ -128,9 +133,6 @@ def _chain_edges(group: Group) -> list[Column]:
 def _hierarchical(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> list[Column]:
     """Inside the unit all of S, once or twice; across units the shard that each member holds."""
     inner, outer = inner_group(group), outer_group(group)
-    parts: tuple[Collective, ...] = (
-        ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)
-    )
-    rings = [bytes_per_level(part, "ring", fabric, inner, size_bytes) for part in parts]
+    rings = [bytes_per_level(part, "ring", fabric, inner, size_bytes) for part in inside_parts(op)]
     rings.append(bytes_per_level(op, "ring", fabric, outer, size_bytes / inner.degree))
     return [sum(sizes, np.zeros(len(size_bytes))) for sizes in zip(*rings, strict=True)]
