@@ -21,19 +21,27 @@ if TYPE_CHECKING:
         TopologyDocument,
     )
 
-__all__ = ["BANDWIDTH_RANGE_BYTES_PER_S", "LATENCY_RANGE_S", "check_document"]
+__all__ = [
+    "BANDWIDTH_RANGE_BYTES_PER_S",
+    "LATENCY_RANGE_S",
+    "MAX_COMPONENTS_PER_NODE",
+    "MAX_GPUS_PER_NODE",
+    "OVERSUBSCRIPTION_RANGE",
+    "check_document",
+    "is_switch_of",
+]
 
 # What a figure may be. Wider than any machine: refused is only what must be a slip of the pen
 # (bits for bytes, GB/s for B/s, ms for s).
 BANDWIDTH_RANGE_BYTES_PER_S: Final = (1e3, 1e14)
 LATENCY_RANGE_S: Final = (0.0, 1.0)
-_OVERSUBSCRIPTION_RANGE: Final = (1.0, 1000.0)
+OVERSUBSCRIPTION_RANGE: Final = (1.0, 1000.0)
 _MEMORY_RANGE_BYTES: Final = (1e6, 1e14)
 _FLOP_RANGE_PER_S: Final = (1e6, 1e18)
 
-_MAX_COMPONENTS_PER_NODE: Final = 1024
+MAX_COMPONENTS_PER_NODE: Final = 1024
 _MAX_LINKS_PER_NODE: Final = 4096
-_MAX_GPUS_PER_NODE: Final = 64
+MAX_GPUS_PER_NODE: Final = 64
 _MAX_WORKERS: Final = 1 << 20
 
 
@@ -81,7 +89,7 @@ def _figures(document: TopologyDocument) -> Iterator[tuple[str, float, tuple[flo
         for tier in net.tiers:
             yield f"tier {tier.name} has latency_s", tier.latency_s, LATENCY_RANGE_S
             what = f"tier {tier.name} has oversubscription"
-            yield what, tier.oversubscription, _OVERSUBSCRIPTION_RANGE
+            yield what, tier.oversubscription, OVERSUBSCRIPTION_RANGE
     for device in (document.device, *(island.device for island in document.islands)):
         if not isinstance(device, str):
             yield from _device_figures(device)
@@ -99,8 +107,8 @@ def _device_figures(device: DeviceFigures) -> Iterator[tuple[str, float, tuple[f
 
 
 def _check_components(node: NodeType) -> None:
-    if sum(c.count for c in node.components) > _MAX_COMPONENTS_PER_NODE:
-        raise ValueError(f"a node may have {_MAX_COMPONENTS_PER_NODE} components at most")
+    if sum(c.count for c in node.components) > MAX_COMPONENTS_PER_NODE:
+        raise ValueError(f"a node may have {MAX_COMPONENTS_PER_NODE} components at most")
     seen: set[str] = set()
     for component in node.components:
         if component.multicast and component.kind != "nvswitch":
@@ -122,8 +130,8 @@ def _check_components(node: NodeType) -> None:
             f"node.cores={node.cores} with {processes} processes; give the cores of a machine "
             "whose ranks are processes, and only of one"
         )
-    if gpus > _MAX_GPUS_PER_NODE:
-        raise ValueError(f"a node has {gpus} gpus; at most {_MAX_GPUS_PER_NODE}")
+    if gpus > MAX_GPUS_PER_NODE:
+        raise ValueError(f"a node has {gpus} gpus; at most {MAX_GPUS_PER_NODE}")
     _check_links(node)
 
 
@@ -188,11 +196,16 @@ def _check_size(document: TopologyDocument) -> None:
             raise ValueError(f"hosts names {host!r} twice")
     for tier in document.network.tiers if document.network else ():
         for host in document.hosts:
-            if host.startswith(tier.name) and host[len(tier.name) :].isdecimal():
+            if is_switch_of(tier.name, host):
                 raise ValueError(
                     f"host {host!r} is also the name of a switch of tier {tier.name}; call the "
                     "tier something else"
                 )
+
+
+def is_switch_of(tier: str, name: str) -> bool:
+    """Return whether ``name`` is one that switches of a tier have: "leaf3"."""
+    return name.startswith(tier) and name[len(tier) :].isdecimal()
 
 
 def _check_islands(document: TopologyDocument) -> None:

@@ -26,7 +26,7 @@ from planner.topology.units import unit_of
 
 __all__ = ["compile_fabric", "first_nodes", "live_nodes"]
 
-# Type of a node (the first of its island, -1 for the common one) and its impairments.
+# Number of the type of a node, and its impairments.
 Condition: TypeAlias = tuple[int, tuple[str, ...]]
 
 # Each costs some 20 ms of flows.
@@ -137,9 +137,8 @@ def _few(nodes: Sequence[int]) -> str:
 
 def _key(document: TopologyDocument, node: int, found: dict[int, NodeTrouble]) -> Condition:
     """Return what nodes that reach the same have in common: their type, and what is wrong."""
-    island = document.island_of(node) if document.islands else None
     links = found[node].links if node in found else ()
-    return (island.first_node if island else -1, tuple(map(str, links)))
+    return document.type_number(node), tuple(map(str, links))
 
 
 def _conditions(

@@ -10,18 +10,17 @@ which shares the node's ``cores`` with the others. A document has one or the oth
 calls both *workers*. Documents come from users too, so every size here is bounded.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.plan import Document
-from planner.topology.checks import check_document
+from planner.topology.checks import MAX_COMPONENTS_PER_NODE, check_document
 from planner.topology.expand import SingleLink, merged_links
 
 __all__ = [
-    "MAX_GPUS_PER_NODE",
     "Component",
     "ComponentKind",
     "DeviceFigures",
@@ -54,16 +53,13 @@ Units = Annotated[
     Field(min_length=1, max_length=100_000, description="nodes of each unit, in host order"),
 ]
 
-_MAX_COMPONENTS_PER_NODE: Final = 1024
-MAX_GPUS_PER_NODE: Final = 64
-
 
 class Component(Document):
     """``count`` equal parts of a node, called id0, id1, ...; a single one is called id."""
 
     id: Identifier
     kind: ComponentKind
-    count: int = Field(default=1, ge=1, le=_MAX_COMPONENTS_PER_NODE)
+    count: int = Field(default=1, ge=1, le=MAX_COMPONENTS_PER_NODE)
     multicast: bool = Field(
         default=False, description="an nvswitch that copies and reduces (NVLink SHARP, NVLS)"
     )
@@ -261,6 +257,11 @@ class TopologyDocument(Document):
         return next(
             (i for i in self.islands if i.first_node <= node < i.first_node + i.num_nodes), None
         )
+
+    def type_number(self, node: int) -> int:
+        """Return which type of node it is: the first node of its island, -1 for the common one."""
+        island = self.island_of(node)
+        return -1 if island is None else island.first_node
 
     def node_type(self, node: int) -> NodeType:
         """Return what a node is made of."""

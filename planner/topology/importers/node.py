@@ -6,7 +6,8 @@ from typing import Final
 
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.gpus import GpuModel, gpu_model, gpu_models
-from planner.topology.document import MAX_GPUS_PER_NODE, Component, Link
+from planner.topology.checks import MAX_GPUS_PER_NODE
+from planner.topology.document import Component, Link
 from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
 from planner.topology.importers.edges import Edge, shortest
 from planner.topology.importers.figures import (

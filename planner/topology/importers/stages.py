@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from planner.errors import InvalidInputError
+from planner.topology.checks import OVERSUBSCRIPTION_RANGE, is_switch_of
 from planner.topology.document import Tier
 from planner.topology.importers.dump import FabricDump, FoundTier
 from planner.topology.importers.figures import (
@@ -15,7 +16,6 @@ from planner.topology.importers.options import ImportOptions
 
 __all__ = ["found_stages", "stated_stages", "tiers_of"]
 
-_MOST_OVERSUBSCRIPTION: Final = 1000.0
 _MAX_NAMES_TRIED: Final = 16
 _SHOWN: Final = 2
 
@@ -123,7 +123,7 @@ def tiers_of(
             Tier(
                 name=_free_name(stage.name, hosts, [tier.name for tier in tiers]),
                 units=None if stage.units == (max_nodes,) else stage.units,
-                oversubscription=min(_MOST_OVERSUBSCRIPTION, goes_up),
+                oversubscription=min(OVERSUBSCRIPTION_RANGE[1], goes_up),
                 latency_s=latency_s,
                 source=f"{source}. Latency assumed: {what}",
             )
@@ -183,8 +183,7 @@ def _free_name(name: str, hosts: Sequence[str], taken: Sequence[str]) -> str:
     """
     for number in range(_MAX_NAMES_TRIED):
         tried = f"{name[:16]}{'-switch' if number else ''}{'-x' * (number - 1)}"
-        like = (host for host in hosts if host.startswith(tried) and host[len(tried) :].isdecimal())
-        if tried not in taken and next(like, None) is None:
+        if tried not in taken and not any(is_switch_of(tried, host) for host in hosts):
             return tried
     raise InvalidInputError(
         f"hosts are called like every name for the switches of a {name}; rename them",

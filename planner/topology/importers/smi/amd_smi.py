@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from planner.topology.importers.dump import NodeDump, Remarks, TopologyTextError
+from planner.topology.importers.smi.matrix import check_number_of_devices
 from planner.topology.importers.smi.rows import bounded_text, clean_lines
 from planner.topology.importers.smi.xgmi import XgmiNode, node_dump
 from planner.topology.importers.smi.xgmi_tables import read_tables
@@ -23,9 +24,7 @@ _TITLES: Final = {
     "type": re.compile(r"\bLINK TYPE TABLE"),
     "bandwidth": re.compile(r"\bNUMA BW TABLE"),
 }
-_TABLE: Final = re.compile(r"\b(?:WEIGHT|LINK TYPE|HOPS|ACCESS|NUMA BW) TABLE")
 _TRAILING_COMMA: Final = re.compile(r",(\s*[}\]])")
-_MAX_JSON_GPUS: Final = 1000
 
 
 def read_amd_smi(text: str, source: str) -> NodeDump:
@@ -40,22 +39,17 @@ def read_amd_smi(text: str, source: str) -> NodeDump:
     """
     remarks = Remarks()
     text = bounded_text(text, source=source)
-    if _TABLE.search(text):
+    if any(title.search(text) for title in _TITLES.values()):
         lines = clean_lines(text, source=source, remarks=remarks)
         node = read_tables(lines, _TITLES, remarks=remarks)
     else:
         node = _from_json(text, source=source, remarks=remarks)
-    if not node.gpus:
-        raise TopologyTextError(
-            "lists no GPU; paste the whole output of amd-smi topology", source=source
-        )
     return node_dump(node, format_="amd-smi", text=text, source=source, remarks=remarks)
 
 
 def _from_json(text: str, *, source: str, remarks: Remarks) -> XgmiNode:
     entries = _entries(text, source=source, remarks=remarks)
-    if len(entries) > _MAX_JSON_GPUS:
-        raise TopologyTextError(f"lists {len(entries)} GPUs", source=source)
+    check_number_of_devices(len(entries), 0, source=source)
     names: dict[str, str] = {}
     for position, entry in enumerate(entries):
         number = str(entry.get("gpu", position))
@@ -138,7 +132,7 @@ def _add_links(node: XgmiNode, name: str, links: list[object], names: Mapping[st
         bus_id = link.get("bdf")
         other = bus_id if bus_id in node.gpus else names.get(str(link.get("gpu")))
         if isinstance(other, str) and other != name:
-            _add(node, (name, other), link, "weight", "link_type", "bandwidth")
+            _add(node, (name, other), link, "bandwidth")
 
 
 def _add_objects(
@@ -153,18 +147,14 @@ def _add_objects(
             for table in ("weight", "link_type", "numa_bandwidth")
             if isinstance(values := entry.get(table), dict)
         }
-        _add(node, (name, other), cells, "weight", "link_type", "numa_bandwidth")
+        _add(node, (name, other), cells, "numa_bandwidth")
 
 
 def _add(
-    node: XgmiNode,
-    pair: tuple[str, str],
-    cells: Mapping[str, object],
-    weight: str,
-    type_: str,
-    bandwidth: str,
+    node: XgmiNode, pair: tuple[str, str], cells: Mapping[str, object], bandwidth: str
 ) -> None:
-    for table, key in ((node.weights, weight), (node.types, type_), (node.bandwidths, bandwidth)):
+    tables = ((node.weights, "weight"), (node.types, "link_type"), (node.bandwidths, bandwidth))
+    for table, key in tables:
         value = cells.get(key)
         is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**6
         if isinstance(value, str) or is_number:

@@ -30,11 +30,11 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.topology.checks import MAX_GPUS_PER_NODE
 from planner.topology.importers.dump import FoundPart, Remarks, TopologyTextError
 
 __all__ = [
     "HOST",
-    "MAX_GPUS",
     "MAX_NICS",
     "MULTIPLE",
     "SINGLE",
@@ -60,7 +60,6 @@ _TOGETHER: Final = {
     SINGLE: "behind one switch",
 }
 
-MAX_GPUS: Final = 64
 MAX_NICS: Final = 256
 _MAX_CONTRADICTING: Final = 1 / 3
 
@@ -105,16 +104,16 @@ def check_number_of_devices(
     """Raise unless a node can have so many GPUs and NICs.
 
     Raises:
-        TopologyTextError: There is no GPU, or more than 64 GPUs or 256 NICs.
+        TopologyTextError: There is no GPU, or more GPUs or NICs than any node has.
     """
     if num_gpus == 0:
         raise TopologyTextError(
             "lists no GPU; paste the whole output of the command", source=source, line=line
         )
-    if num_gpus > MAX_GPUS or num_nics > MAX_NICS:
+    if num_gpus > MAX_GPUS_PER_NODE or num_nics > MAX_NICS:
         raise TopologyTextError(
-            f"lists {num_gpus} GPUs and {num_nics} NICs; one node has at most {MAX_GPUS} and "
-            f"{MAX_NICS}: paste the listing of one node",
+            f"lists {num_gpus} GPUs and {num_nics} NICs; one node has at most "
+            f"{MAX_GPUS_PER_NODE} and {MAX_NICS}: paste the listing of one node",
             source=source,
             line=line,
         )

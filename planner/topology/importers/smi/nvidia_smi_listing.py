@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from planner.topology.checks import MAX_GPUS_PER_NODE
 from planner.topology.importers.dump import Remarks, TopologyTextError
-from planner.topology.importers.smi.matrix import MAX_GPUS, MAX_NICS, check_number_of_devices
+from planner.topology.importers.smi.matrix import MAX_NICS, check_number_of_devices
 from planner.topology.importers.smi.rows import without_prefix
 
 __all__ = ["Listing", "Row", "chosen_listing", "columns_of", "is_affinity", "is_gpu"]
@@ -35,7 +36,7 @@ _TAIL_COLUMNS: Final = (
 _NUMBERS: Final = re.compile(r"\d{1,5}(?:-\d{1,5})?(?:,\s?\d{1,5}(?:-\d{1,5})?)*,?")
 # Six nodes with the most devices; more is a log of something else.
 _MAX_ROWS: Final = 2000
-_MAX_TOKENS: Final = MAX_GPUS + MAX_NICS + 16
+_MAX_TOKENS: Final = MAX_GPUS_PER_NODE + MAX_NICS + 16
 
 
 @dataclass(slots=True)
@@ -144,9 +145,7 @@ def _has_distance(tokens: Sequence[str]) -> bool:
 
 
 def _add_header(found: list[Listing], line: str, number: int) -> None:
-    cut = min((m.start() for _, p in _TAIL_COLUMNS if (m := p.search(line))), default=len(line))
-    tail = tuple(name for name, pattern in _TAIL_COLUMNS if pattern.search(line))
-    names = _header_names(line[:cut])
+    names, tail = _header(line)
     current = found[-1] if found else None
     if current and current.columns is None and current.rows and set(current.rows) <= set(names):
         current.columns, current.tail_columns = names, tail  # its rows came first
@@ -157,21 +156,22 @@ def _add_header(found: list[Listing], line: str, number: int) -> None:
         found.append(Listing(number, names, tail))
 
 
-def _header_names(line: str) -> list[str]:
-    """Return the devices that a header names, glued names apart.
+def _header(line: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the devices that a header names, glued names apart, and the columns behind them.
 
-    >>> _header_names("GPU0 NIC8NIC9 mlx5_10")
-    ['GPU0', 'NIC8', 'NIC9', 'mlx5_10']
+    >>> _header("GPU0 NIC8NIC9 mlx5_10 CPU Affinity")
+    (['GPU0', 'NIC8', 'NIC9', 'mlx5_10'], ('cpu',))
     """
+    starts = {name: m.start() for name, column in _TAIL_COLUMNS if (m := column.search(line))}
     names: list[str] = []
-    for token in line.split():
+    for token in line[: min(starts.values(), default=len(line))].split():
         names += _GLUED_PART.findall(token) if _GLUED.fullmatch(token) else [token]
-    return [name for name in names if _NAME.fullmatch(name)]
+    return [name for name in names if _NAME.fullmatch(name)], tuple(starts)
 
 
 def _wants_columns(listing: Listing) -> bool:
     """Tell whether a second header line can go on with the columns of the first."""
-    return not listing.rows and 0 < len(listing.columns or ()) <= MAX_GPUS + MAX_NICS
+    return not listing.rows and 0 < len(listing.columns or ()) <= MAX_GPUS_PER_NODE + MAX_NICS
 
 
 def _add_row(found: list[Listing], tokens: list[str], number: int, *, remarks: Remarks) -> None:
@@ -222,9 +222,9 @@ def _extend(listing: Listing, tokens: Sequence[str], line: str) -> None:
         listing.last.tail += tail
         return
     assert listing.columns is not None
-    cut = min((m.start() for _, p in _TAIL_COLUMNS if (m := p.search(line))), default=len(line))
-    listing.columns += _header_names(line[:cut])
-    listing.tail_columns += tuple(name for name, p in _TAIL_COLUMNS if p.search(line))
+    names, tail_columns = _header(line)
+    listing.columns += names
+    listing.tail_columns += tail_columns
 
 
 def chosen_listing(lines: Sequence[str], *, source: str, remarks: Remarks) -> Listing:

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from planner.topology.checks import MAX_GPUS_PER_NODE
 from planner.topology.importers.dump import Remarks
-from planner.topology.importers.smi.matrix import MAX_GPUS
 from planner.topology.importers.smi.rows import without_prefix
 from planner.topology.importers.smi.xgmi import XgmiNode
 
@@ -80,7 +80,7 @@ class _Tables:
 
     def _is_full(self) -> bool:
         """Tell whether there are more GPUs than a node has: refused later, no use to read on."""
-        return len(self.node.gpus) > MAX_GPUS
+        return len(self.node.gpus) > MAX_GPUS_PER_NODE
 
     def _end_row(self) -> None:
         """Store the last row."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
+from planner.topology.checks import MAX_GPUS_PER_NODE
 from planner.topology.importers.dump import FoundPart, TopologyTextError
 
 __all__ = [
@@ -25,8 +26,6 @@ __all__ = [
     "pci_kind",
     "slowest",
 ]
-
-_MAX_GPUS: Final = 256
 
 PciKind = Literal["gpu", "nic", "bridge", "nvswitch", "other"]
 
@@ -135,9 +134,9 @@ def check_num_gpus(num_gpus: int, *, source: str) -> None:
     Raises:
         TopologyTextError: More than any host has.
     """
-    if num_gpus > _MAX_GPUS:
+    if num_gpus > MAX_GPUS_PER_NODE:
         raise TopologyTextError(
-            f"shows {num_gpus} GPUs, more than the {_MAX_GPUS} of any host; give one host",
+            f"shows {num_gpus} GPUs, more than the {MAX_GPUS_PER_NODE} of any host; give one host",
             source=source,
         )
 
