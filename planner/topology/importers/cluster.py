@@ -113,17 +113,9 @@ def import_topology(
     document = _document(options.name, dump, model, node, joined, node_source, assumptions)
     for nodes in sorted({1, document.max_nodes}):
         compile_fabric(document, nodes)  # what is handed back works
-    remarks = [(node_source, remark) for remark in dump.remarks]
-    remarks += [(fabric_source, remark) for remark in (fabric.remarks if fabric else ())]
-    return Imported(
-        document,
-        tuple(
-            f"{source}: {remark.text}"
-            if remark.line is None
-            else f"{source}, line {remark.line}: {remark.text}"
-            for source, remark in remarks
-        ),
-    )
+    remarks = [remark.of(node_source) for remark in dump.remarks]
+    remarks += [remark.of(fabric_source) for remark in (fabric.remarks if fabric else ())]
+    return Imported(document, tuple(remarks))
 
 
 def _node_dump(text: str | bytes, source: str) -> NodeDump:

@@ -34,8 +34,7 @@ class TopologyTextError(InvalidInputError):
 
     def __init__(self, message: str, *, source: str, line: int | None = None) -> None:
         self.line = line
-        at = f"{source}: " if line is None else f"{source}, line {line}: "
-        super().__init__(at + message, where=source)
+        super().__init__(_at(source, line) + message, where=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +47,10 @@ class Remark:
     def __str__(self) -> str:
         """Return the remark as it is shown."""
         return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+    def of(self, source: str) -> str:
+        """Return the remark as it is shown beside those of other texts."""
+        return f"{_at(source, self.line)}{self.text}"
 
 
 @dataclass(slots=True)
@@ -183,6 +186,10 @@ class FabricDump:
     nic_bytes_per_s: float | None = None
     remarks: tuple[Remark, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+
+def _at(source: str, line: int | None) -> str:
+    return f"{source}: " if line is None else f"{source}, line {line}: "
 
 
 def checked_text(text: str | bytes, *, source: str) -> str:

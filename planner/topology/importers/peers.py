@@ -5,11 +5,15 @@ which the text does not show. A GPU has so many links and no more: where the cou
 peers together exceed them, and every pair of the group has one, switches must stand between.
 """
 
+from __future__ import annotations  # nx.Graph[str] is for the type checker only
+
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Final, NoReturn
+
+import networkx as nx
 
 from planner.hardware.gpus import GpuModel
 from planner.topology.document import LinkKind
@@ -60,20 +64,11 @@ def groups_of(members: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[
     >>> groups_of("abcd", [("a", "c"), ("c", "d")])
     [['a', 'c', 'd'], ['b']]
     """
-    label = {member: member for member in members}
-
-    def root(member: str) -> str:
-        while label[member] != member:
-            label[member] = label[label[member]]
-            member = label[member]
-        return member
-
-    for a, b in pairs:
-        label[root(b)] = root(a)
-    groups: dict[str, list[str]] = defaultdict(list)
-    for member in label:
-        groups[root(member)].append(member)
-    return list(groups.values())
+    joined: nx.Graph[str] = nx.Graph()
+    joined.add_nodes_from(members)
+    joined.add_edges_from(pairs)
+    position = {member: number for number, member in enumerate(joined)}
+    return [sorted(group, key=position.__getitem__) for group in nx.connected_components(joined)]
 
 
 class _Finder:

@@ -134,7 +134,7 @@ def find_gpus(functions: Sequence[Function], remarks: Remarks) -> tuple[list[Fun
     return gpus, []
 
 
-def gpu_part(function: Function, cpu: str | None = None) -> FoundPart:
+def gpu_part(function: Function) -> FoundPart:
     """Return a GPU with the model that its driver gives, else that of its PCI ids.
 
     AMD's driver names boards ("AMD INSTINCT MI200 (MCM) OAM LC MBA HPE C2"), PCI ids the product.
@@ -148,7 +148,6 @@ def gpu_part(function: Function, cpu: str | None = None) -> FoundPart:
     return FoundPart(
         function.name,
         "gpu",
-        cpu,
         line=function.element.line,
         model=model or by_ids or info(function.element, "PCIDevice") or None,
     )
