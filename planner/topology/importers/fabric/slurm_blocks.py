@@ -16,7 +16,8 @@ from planner.topology.importers.dump import (
     TopologyTextError,
 )
 from planner.topology.importers.fabric.nesting import switch_list
-from planner.topology.importers.hostlist import MAX_HOSTS, expand, natural_key
+from planner.topology.importers.fabric.slurm_names import listed_names, note_entry, shown_names
+from planner.topology.importers.hostlist import MAX_HOSTS, natural_key
 
 __all__ = ["Block", "block_fabric"]
 
@@ -60,8 +61,7 @@ def block_fabric(
     members = _members(blocks, source, remarks)
     if not members:
         raise TopologyTextError("has blocks but no node", source=source)
-    named = {name: real_names.get(name, name) for name in members}
-    shown = list(named.values()) if len(set(named.values())) == len(named) else list(members)
+    shown = list(shown_names(members, real_names).values())
     counts = [len(nodes) for nodes in members.values()]
     for block in blocks:
         if sizes and 0 < len(members.get(block.name, ())) < sizes[0]:
@@ -96,26 +96,18 @@ def _members(blocks: Sequence[Block], source: str, remarks: Remarks) -> dict[str
     lines: dict[str, int] = {}
     block_of: dict[str, str] = {}
     for block in blocks:
-        if block.name in lines:
-            raise TopologyTextError(
-                f"defines block {block.name!r} again, first in line {lines[block.name]}; a block "
-                "has one entry",
-                source=source,
-                line=block.line,
-            )
-        lines[block.name] = block.line
+        note_entry(lines, "block", block.name, block.line, source=source)
         if not block.nodes:
             remarks.add(f"block {block.name!r} has no nodes: left out", block.line)
             continue
-        if block.nodes.upper() == "ALL":
-            raise TopologyTextError(
-                f"block {block.name!r} names ALL; which nodes these are is not in the file, "
-                "list them",
-                source=source,
-                line=block.line,
-            )
-        budget = MAX_HOSTS - len(block_of)
-        names = expand(block.nodes, source=source, line=block.line, max_hosts=budget)
+        names = listed_names(
+            block.nodes,
+            f"block {block.name!r}",
+            block.line,
+            max_hosts=MAX_HOSTS - len(block_of),
+            source=source,
+            remarks=remarks,
+        )
         for name in names:
             other = block_of.setdefault(name, block.name)
             if other != block.name:
@@ -125,10 +117,7 @@ def _members(blocks: Sequence[Block], source: str, remarks: Remarks) -> dict[str
                     source=source,
                     line=block.line,
                 )
-        once = set(names)
-        if len(once) < len(names):
-            remarks.add(f"block {block.name!r} names some nodes twice; counted once", block.line)
-        members[block.name] = tuple(sorted(once, key=natural_key))
+        members[block.name] = tuple(sorted(names, key=natural_key))
     return members
 
 

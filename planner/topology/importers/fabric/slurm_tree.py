@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 
 from planner.topology.importers.dump import FabricDump, Remarks, TopologyTextError
 from planner.topology.importers.fabric.nesting import Nest, Switch, nest, switch_list
-from planner.topology.importers.hostlist import MAX_HOSTS, expand
+from planner.topology.importers.fabric.slurm_names import listed_names, note_entry, shown_names
+from planner.topology.importers.hostlist import MAX_HOSTS
 
 __all__ = ["SlurmSwitch", "tree_fabric"]
 
@@ -53,7 +54,7 @@ def tree_fabric(
     """
     tree = _checked(switches, source, remarks)
     stage_of = _stages(tree)
-    shown = _shown_names(tree, real_names)
+    shown = shown_names(tree.lines, real_names)
     order = _depth_first(tree)
     leaves_of = _leaves_of(tree, [name for name in order if tree.nodes[name]])
     if not leaves_of:
@@ -84,13 +85,7 @@ def _checked(switches: Sequence[SlurmSwitch], source: str, remarks: Remarks) -> 
     nodes: dict[str, tuple[str, ...]] = {}
     budget = MAX_HOSTS
     for switch in switches:
-        if switch.name in lines:
-            raise TopologyTextError(
-                f"defines switch {switch.name!r} again, first in line {lines[switch.name]}; a "
-                "switch has one entry",
-                source=source,
-                line=switch.line,
-            )
+        note_entry(lines, "switch", switch.name, switch.line, source=source)
         if switch.children and switch.nodes:  # neither: its nodes register when they start
             raise TopologyTextError(
                 f"switch {switch.name!r} has both nodes and switches below it; Slurm wants one of "
@@ -98,10 +93,16 @@ def _checked(switches: Sequence[SlurmSwitch], source: str, remarks: Remarks) -> 
                 source=source,
                 line=switch.line,
             )
-        lines[switch.name] = switch.line
-        children[switch.name] = _names(switch.children, switch, budget, source, remarks)
-        nodes[switch.name] = _names(switch.nodes, switch, budget, source, remarks)
-        budget -= len(children[switch.name]) + len(nodes[switch.name])
+        for text, found in ((switch.children, children), (switch.nodes, nodes)):
+            found[switch.name] = listed_names(
+                text,
+                f"switch {switch.name!r}",
+                switch.line,
+                max_hosts=budget,
+                source=source,
+                remarks=remarks,
+            )
+            budget -= len(found[switch.name])
     for name, below in children.items():
         missing = [child for child in below if child not in lines]
         if missing:
@@ -112,26 +113,6 @@ def _checked(switches: Sequence[SlurmSwitch], source: str, remarks: Remarks) -> 
             )
             children[name] = tuple(child for child in below if child in lines)
     return _Tree(source, lines, children, nodes)
-
-
-def _names(
-    text: str, switch: SlurmSwitch, budget: int, source: str, remarks: Remarks
-) -> tuple[str, ...]:
-    """Return the names of a host list, each once."""
-    if not text:
-        return ()
-    if text.upper() == "ALL":
-        raise TopologyTextError(
-            f"switch {switch.name!r} names ALL; which nodes these are is not in the file, list "
-            "them",
-            source=source,
-            line=switch.line,
-        )
-    names = expand(text, source=source, line=switch.line, max_hosts=budget)
-    once = tuple(dict.fromkeys(names))
-    if len(once) < len(names):
-        remarks.add(f"switch {switch.name!r} names some twice; counted once", switch.line)
-    return once
 
 
 def _stages(tree: _Tree) -> dict[str, int]:
@@ -169,12 +150,6 @@ def _stages(tree: _Tree) -> dict[str, int]:
                 line=line,
             )
     return height
-
-
-def _shown_names(tree: _Tree, real_names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names from the comments where they tell the switches apart."""
-    named = {name: real_names.get(name, name) for name in tree.lines}
-    return named if len(set(named.values())) == len(named) else {name: name for name in named}
 
 
 def _depth_first(tree: _Tree) -> list[str]:
