@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
 from planner.hardware.gpus import gpu_model
+from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import Component, NodeType, TopologyDocument
 from planner.topology.expand import merged_links
 from planner.topology.importers.cluster import Imported, import_topology
 from planner.topology.importers.dump import FoundPart, NodeDump, PeerLink, TopologyTextError
 from planner.topology.importers.edges import Edge, shortest
+from planner.topology.importers.figures import coherent_link, cpu_link
 from planner.topology.importers.node import BuiltNode, build_node, choose_model
 from tests.unit.imported_samples import SAMPLES
 
@@ -214,6 +216,52 @@ def test_coherent_gpus_hang_on_their_cpu_by_c2c() -> None:
         coherent = tuple(replace(p, is_coherent=p.kind == "gpu") for p in found.parts)
         (link,) = build(replace(found, parts=coherent), gpu).links
         assert (link.kind, link.bandwidth_bytes_per_s) == ("c2c", bytes_per_s)
+
+
+# Named in sources of bundled topologies; as NCCL's and hwloc's XML name them.
+CPUS = {
+    "POWER9": "ppc64le",
+    "Emerald Rapids": "x86_64 GenuineIntel 6 207",
+    "Sapphire Rapids": "x86_64 GenuineIntel 6 143",
+    "Skylake": "x86_64 GenuineIntel 6 85",
+    "Broadwell": "x86_64 GenuineIntel 6 79",
+    "AMD": "x86_64 AuthenticAMD 143 49",
+}
+
+
+def test_imported_and_bundled_machines_with_one_cpu_have_one_rate_between_cpus() -> None:
+    seen = set()
+    for name in topology_names():
+        for link in load_topology(name).node.links:
+            found = [cpu for cpu in CPUS if f"{cpu} " in link.source and link.kind == "smp"]
+            seen |= set(found)
+            for cpu in found:
+                assert cpu_link(CPUS[cpu])[0] == link.bandwidth_bytes_per_s, name
+    assert seen == set(CPUS)
+
+
+def test_imported_and_bundled_machines_with_one_gpu_have_one_rate_to_its_cpu() -> None:
+    seen = set()
+    for name in topology_names():
+        document = load_topology(name)
+        links = [link for link in document.node.links if link.kind == "c2c"]
+        if document.library in ("nccl", "rccl") and links:
+            known = coherent_link(gpu_model(document.device_name))
+            if known is not None:
+                seen.add(document.device_name)
+                assert {link.bandwidth_bytes_per_s for link in links} == {known[0]}, name
+    assert len(seen) >= 4
+
+
+def test_cpus_that_a_text_does_not_name_are_known_by_what_joins_them_to_gpus() -> None:
+    for gpu, cpu in (("GB200", "Grace"), ("MI300A", "AMD")):
+        found = dump(2, per_cpu=1)
+        coherent = tuple(replace(p, is_coherent=p.kind == "gpu") for p in found.parts)
+        links = build(replace(found, parts=coherent), gpu).links
+        (smp,) = (link for link in links if link.kind == "smp")
+        assert cpu in smp.source
+    (smp,) = (link for link in build(dump(2, per_cpu=1), "A100").links if link.kind == "smp")
+    assert smp.source.startswith("assumed as Sapphire Rapids")
 
 
 def test_pcie_rates_of_the_text_are_used_and_others_are_said_to_be_assumed() -> None:

@@ -1,7 +1,7 @@
 """What texts about machines never say and a document needs: latencies, and rates of some links.
 
-All assumed figures of imported topologies stand here, each with its source; the bundled
-topologies use the same.
+All assumed figures of imported topologies stand here, each with its source. Bundled topologies use
+the same, but where a machine's own were measured.
 """
 
 import re
@@ -59,6 +59,17 @@ _COHERENT: Final = {
     "MI250X": (36e9, "Frontier user guide: Infinity Fabric CPU-GPU, 36 + 36 GB/s per die"),
 }
 
+# CPU to CPU, bytes/s in one direction: NCCL 2.30, src/graph/topo.h.
+_BETWEEN_CPUS: Final = {
+    "POWER9": 32e9,
+    "Emerald Rapids UPI": 40e9,
+    "Sapphire Rapids UPI": 22e9,
+    "Skylake UPI": 10e9,
+    "Broadwell QPI": 6e9,
+    "AMD": 16e9,
+    "Arm": 6e9,
+}
+
 
 def peer_latency(model: GpuModel) -> tuple[float, str]:
     """Return the latency of one hop between two GPUs over their own links, and its source."""
@@ -81,38 +92,36 @@ def coherent_link(model: GpuModel) -> tuple[float, str] | None:
     return bytes_per_s, f"{source}. {_CPU_LATENCY_SOURCE}"
 
 
-def cpu_link(model: str | None, *, is_power: bool) -> tuple[float, str]:
+def cpu_link(model: str | None) -> tuple[float, str]:
     """Return bytes/s between two CPUs, and its source.
 
-    Figures, and numbers of Intel models, as in NCCL 2.30 (src/graph/topo.h, topo.cc).
+    Args:
+        model: What a text calls the CPUs, or whose they must be; None where nothing tells.
 
-    >>> cpu_link("x86_64 GenuineIntel 6 85", is_power=False)[0]
+    >>> cpu_link("x86_64 GenuineIntel 6 85")[0]
     10000000000.0
     """
-    text = (model or "").lower()
-    intel = re.search(r"genuineintel 6 (\d+)", text)
-    if is_power or "power" in text or "ppc64" in text:
-        rate, name = 32e9, "POWER9 32 GB/s"
-    elif intel is not None:
-        rate, name = _intel_link(int(intel[1]))
-    elif "amd" in text:
-        rate, name = 16e9, "AMD 16 GB/s"
-    elif "aarch64" in text or "arm" in text:
-        rate, name = 6e9, "Arm 6 GB/s"
+    name = None if model is None else _cpu_name(model.lower())
+    if name is None:
+        name, said = "Sapphire Rapids UPI", "assumed as"
     else:
-        source = "assumed as Sapphire Rapids in NCCL 2.30 topo.h: UPI 22 GB/s"
-        return 22e9, f"{source}. {_CPU_LATENCY_SOURCE}"
-    return rate, f"NCCL 2.30 topo.h: {name} for {model or 'POWER'}. {_CPU_LATENCY_SOURCE}"
+        said = f"{model}:"
+    rate = _BETWEEN_CPUS[name]
+    text = f"{said} {name} in NCCL 2.30 topo.h, {rate / 1e9:g} GB/s"
+    return rate, f"{text}. {_CPU_LATENCY_SOURCE}"
 
 
-def _intel_link(number: int) -> tuple[float, str]:
-    if number == 207:
-        return 40e9, "Emerald Rapids UPI 40 GB/s"
-    if number == 143:
-        return 22e9, "Sapphire Rapids UPI 22 GB/s"
-    if number >= 85:
-        return 10e9, "Skylake UPI 10 GB/s"
-    return 6e9, "Broadwell QPI 6 GB/s"
+def _cpu_name(text: str) -> str | None:
+    """Return which CPU of ``_BETWEEN_CPUS`` a text means; numbers of Intel as in NCCL's topo.cc."""
+    if intel := re.search(r"genuineintel 6 (\d+)", text):
+        number = int(intel[1])
+        known = {207: "Emerald Rapids UPI", 143: "Sapphire Rapids UPI"}
+        return known.get(number, "Skylake UPI" if number >= 85 else "Broadwell QPI")
+    if "power" in text or "ppc64" in text:
+        return "POWER9"
+    if "amd" in text:
+        return "AMD"
+    return "Arm" if "aarch64" in text or "arm" in text else None
 
 
 def nic_latency(model: GpuModel, *, over_tcp: bool) -> tuple[float, str]:

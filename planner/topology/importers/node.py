@@ -226,9 +226,7 @@ class _Builder:
     def _add_cpu_links(self, cpus: Sequence[str]) -> None:
         if len(cpus) < 2:
             return
-        to_cpu = any(edge.kind == "c2c" for edge in self.edges)
-        is_power = to_cpu and self.model.link_kind == "nvlink" and not self.model.is_coherent
-        rate, text = cpu_link(self.parts[cpus[0]].model, is_power=is_power)
+        rate, text = cpu_link(self.parts[cpus[0]].model or self._cpu_by_its_links())
         self.said.append(
             f"{len(cpus)} CPUs (or NUMA nodes), each joined to each at {rate / 1e9:g} GB/s: {text}"
         )
@@ -237,6 +235,14 @@ class _Builder:
             for number, one in enumerate(cpus)
             for other in cpus[number + 1 :]
         ]
+
+    def _cpu_by_its_links(self) -> str | None:
+        """Return whose CPUs they must be: few are joined to GPUs by more than PCIe."""
+        if not any(edge.kind == "c2c" for edge in self.edges):
+            return None
+        if self.model.link_kind == "xgmi":
+            return "AMD"
+        return "aarch64 (Grace)" if self.model.is_coherent else "POWER9"
 
     # ---------------------------------------------------------------------------- names
 
