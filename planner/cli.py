@@ -352,7 +352,12 @@ def import_from_tools(
         str | None,
         typer.Option(help="Slurm's topology.conf or .yaml, or output of ibnetdiscover."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "-n", help="How many there are.")] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", "-n", help="How many there are; with --fabric, how many to plan for."
+        ),
+    ] = None,
     nic_gbps: Annotated[float | None, typer.Option(help="Rate of one NIC, Gbit/s.")] = None,
     nics: Annotated[
         str | None,
@@ -412,7 +417,16 @@ def import_from_tools(
         _print(document)
     else:
         _write(output, document)
-        _say(f"topology {found.document.name} is in {output}; plan with --topology {output}")
+        _say(f"{_counted(found.document)} is in {output}; plan with --topology {output}")
+
+
+def _counted(document: TopologyDocument) -> str:
+    """Return how large a topology is, and how much of it is planned for unless asked."""
+    counted = "1 node" if document.max_nodes == 1 else f"{document.max_nodes:,} nodes"
+    size = f"{counted} of {document.gpus_per_node} x {document.device_name}"
+    if document.default_nodes < document.max_nodes:
+        size += f" ({document.default_nodes} of them unless --nodes or --nodelist)"
+    return f"topology {document.name}, {size},"
 
 
 @model_app.command("list")

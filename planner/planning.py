@@ -36,6 +36,8 @@ _ASSUMPTIONS: Final = (
     "attention is fused; no score matrix is stored",
     "closed form, not simulated; collectives of different axes do not contend",
 )
+# Part of a step that other nodes must save to be taken in place of those asked for.
+_WORTH_MOVING: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,18 @@ def make_plan(resolved: ResolvedRequest, calibration: Calibration | None = None)
         if isinstance(refused, InfeasiblePlanError):
             raise _with_suggestion(refused, resolved, calibration) from refused
         raise refused
-    fastest = min(options, key=_Option.step_time_s)
+    fastest = _fastest(options)
     times = {option.placement: option.step_time_s() for option in options}
     return _plan(resolved, fastest, _placements(resolved, tried, times, fastest), calibration)
+
+
+def _fastest(options: Sequence[_Option]) -> _Option:
+    """Return the fastest; the nodes as asked for where others would hardly save a thing."""
+    fastest = min(options, key=_Option.step_time_s)
+    asked = options[0]
+    enough = (1 - _WORTH_MOVING) * asked.step_time_s()
+    is_kept = asked.placement.choice == "keep" and fastest.step_time_s() > enough
+    return asked if is_kept else fastest
 
 
 def _priced(
@@ -157,10 +168,8 @@ def _placements(
 def _waiting(
     resolved: ResolvedRequest, fastest: _Option, calibration: Calibration | None
 ) -> Waiting | None:
-    """Price as many nodes under as few switches as the cluster has, for an allocation."""
-    if not resolved.hosts:
-        return None
-    packed = packed_nodes(resolved.topology, fastest.placement.nodes)
+    """Price as many healthy nodes as were asked for, under as few switches as the cluster has."""
+    packed = packed_nodes(resolved.topology, resolved.nodes)
     if packed is None:
         return None
     then = _priced(resolved, Placement("move", packed), calibration)
@@ -180,6 +189,17 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
         yield "experts are loaded evenly"
     yield from resolved.assumptions
     fabric, topology = fastest.problem.fabric, resolved.topology
+    request = resolved.request
+    if request.nodes is None and not resolved.hosts and len(resolved.nodes) < topology.max_nodes:
+        yield (
+            f"nodes are not given: planned for {len(resolved.nodes):,} of "
+            f"{topology.max_nodes:,}, the default of topology {topology.name!r}"
+        )
+    if topology.assumptions:
+        yield (
+            f"what topology {topology.name!r} itself assumes, {len(topology.assumptions)} in "
+            "number, is in its document; 'commplan topology show' lists it"
+        )
     if fabric.slowest_share < 1:
         yield f"every GPU waits for the slowest, at {fabric.slowest_share:g} of its speed"
     types = {

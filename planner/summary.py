@@ -113,14 +113,14 @@ def some_of(hosts: Sequence[str]) -> str:
 
 
 def waiting(wait: Waiting) -> str:
-    """Return what nodes under fewer switches would gain, in one sentence."""
+    """Return what healthy nodes under the fewest switches would gain, in one sentence."""
     if wait.gain < _WORTH_WAITING:
         return (
-            "As many nodes under fewer switches would save less than "
+            "As many healthy nodes under the fewest switches would save less than "
             f"{100 * _WORTH_WAITING:g} % of a step: nothing to wait for."
         )
     return (
-        f"As many nodes under fewer switches, as {some_of(wait.hosts)}, would take "
+        f"As many healthy nodes under the fewest switches, as {some_of(wait.hosts)}, would take "
         f"{format_seconds(wait.step_time_s)} a step: {100 * wait.gain:.1f} % less."
     )
 

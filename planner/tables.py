@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
-from planner.plan import Plan, StageMemory
+from planner.plan import CollectiveChoice, Plan, StageMemory
 from planner.summary import (
     Part,
     basis,
@@ -68,6 +68,7 @@ _LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
     "multicast|": lambda level: "yes" if level.multicast else "",
     "source": lambda level: escape(level.source),
 }
+_WORDS: Final = ("kind|", "path|", "source")
 
 
 def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
@@ -87,7 +88,7 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
     _show(out, "layout", layout)
     _show(out, "one step", _time_table(plan))
     _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
-    _show(out, "collectives", _collectives_table(plan))
+    _show_collectives(out, plan)
     _show_crossings(out, plan)
     _show_placements(out, plan)
     _show_runners_up(out, plan)
@@ -133,18 +134,21 @@ def show_fabric(
         name: [column(level) for level in fabric.levels] for name, column in _LEVEL_COLUMNS.items()
     }
     columns = {name: words for name, words in cells.items() if any(words)}
-    # Where there is no room for a column of sources, they stand below.
-    sources = columns.pop("source") if out.width < _WIDE else []
-    table = _table(*columns)
+    # Where there is no room for columns of words, they stand below.
+    below = {} if out.width >= _WIDE else {name: columns.pop(name, None) for name in _WORDS}
+    table = _table(*columns, is_wide=out.width >= _WIDE)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
     counted = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
     title = f"{document.name}: {counted}, {fabric.num_gpus:,} ranks on {document.device_name}"
+    if nodes is None and num_nodes < document.max_nodes:
+        title += f" (the default; -n {document.max_nodes} shows all)"
     out.print(f"{title}; bandwidths one way", style="bold", markup=False)
     out.print(table)
-    for level, source in zip(fabric.levels, sources, strict=False):
-        out.print(f"{escape(level.name)}: {source}")
+    for number, level in enumerate(fabric.levels if below else ()):
+        words = (cells[number] for cells in below.values() if cells)
+        out.print(f"{escape(level.name)}: {'; '.join(filter(None, words))}")
     _show_assumptions(out, document.assumptions)
 
 
@@ -217,15 +221,23 @@ def _bar(part: Part) -> str:
     return "#" * round(_BAR_WIDTH * part.share)
 
 
-def _collectives_table(plan: Plan) -> Table:
-    table = _table(
-        *("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "of bound>"), "runner-up"
-    )
+def _show_collectives(out: Console, plan: Plan) -> None:
+    """Print the calls; where there is no room for a column of runners-up, those below them."""
+    is_wide = out.width >= _WIDE
+    _show(out, "collectives", _collectives_table(plan, is_wide=is_wide))
+    for choice in () if is_wide else plan.collectives:
+        if choice.runner_up is not None:
+            out.print(f"{choice.axis} {choice.op}: runner-up {_runner_up(choice)}", markup=False)
+
+
+def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
+    columns = [
+        *("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "of bound>"),
+        *(("runner-up",) if is_wide else ()),
+    ]
+    table = _table(*columns, is_wide=is_wide)
     for choice in plan.collectives:
-        runner_up = str(choice.runner_up or "none")
-        if choice.runner_up_s is not None:
-            runner_up += f" ({format_seconds(choice.runner_up_s)})"
-        table.add_row(
+        row = (
             choice.axis,
             choice.op,
             str(choice.group_size),
@@ -233,9 +245,15 @@ def _collectives_table(plan: Plan) -> Table:
             choice.algorithm,
             format_seconds(choice.predicted_s),
             closeness(choice),
-            runner_up,
+            _runner_up(choice),
         )
+        table.add_row(*row[: len(columns)])
     return table
+
+
+def _runner_up(choice: CollectiveChoice) -> str:
+    said = str(choice.runner_up or "none")
+    return said if choice.runner_up_s is None else f"{said} ({format_seconds(choice.runner_up_s)})"
 
 
 def _show_crossings(out: Console, plan: Plan) -> None:
@@ -250,14 +268,16 @@ def _show_crossings(out: Console, plan: Plan) -> None:
 
 def _show_placements(out: Console, plan: Plan) -> None:
     """Print what could be done about weak nodes, and what waiting would gain."""
-    table = _table("nodes|", "count>", "left out|", "in their place|", "step>", "")
+    is_wide = out.width >= _WIDE
+    hosts = ("left out|", "in their place|") if is_wide else ("left out", "in their place")
+    table = _table("nodes|", "count>", *hosts, "step>", "", is_wide=is_wide)
     for option in plan.placements:
         table.add_row(
             option.choice,
             f"{option.num_nodes:,}",
             escape(some_of(option.left_out)),
             escape(some_of(option.added)),
-            "does not fit" if option.step_time_s is None else format_seconds(option.step_time_s),
+            "no layout" if option.step_time_s is None else format_seconds(option.step_time_s),
             "chosen" if option.is_chosen else "",
         )
     if plan.placements:
@@ -268,11 +288,13 @@ def _show_placements(out: Console, plan: Plan) -> None:
 
 def _show_runners_up(out: Console, plan: Plan) -> None:
     """Print the runners-up; where there is no room for a column of reasons, those below them."""
+    is_wide = out.width >= _WIDE
     columns = [
-        *("layout|", "micro-batch>", "recompute|", "ZeRO>", "step>", "slower>", "memory>"),
-        *(("why",) if out.width >= _WIDE else ()),
+        *("layout|" if is_wide else "layout", "micro-batch>", "recompute|"),
+        *("ZeRO>", "step>", "slower>", "memory>"),
+        *(("why",) if is_wide else ()),
     ]
-    table = _table(*columns)
+    table = _table(*columns, is_wide=is_wide)
     for other in plan.runners_up:
         row = (
             ordered(other.layout, other.order),
@@ -286,7 +308,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
         )
         table.add_row(*row[: len(columns)])
     _show(out, "runners-up", table)
-    if out.width < _WIDE:
+    if not is_wide:
         for other in plan.runners_up:
             out.print(f"{ordered(other.layout, other.order)}: {other.why}", markup=False)
 
@@ -327,13 +349,13 @@ def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:
         out.print(f"assumed: {assumption}", markup=False)
 
 
-def _table(*columns: str) -> Table:
-    """Return an empty table.
+def _table(*columns: str, is_wide: bool = True) -> Table:
+    """Return an empty table, its columns closer to each other where there is little room.
 
     A name that ends in ``>`` heads numbers, aligned right, one that ends in ``|`` names; neither
     is broken over lines.
     """
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=not is_wide)
     for column in columns:
         table.add_column(
             column.rstrip(">|"),

@@ -47,7 +47,8 @@ def _parse_impairment(text: str, *, is_link: bool) -> Impairment:
     if not equals or not all(ends) or len(ends) != (2 if is_link else 1):
         raise InvalidInputError(
             f"{field} {text!r}: need {'A:B=FACTOR' if is_link else 'NAME=FACTOR'}, as "
-            f"{'n7/nic0:rail0/rail0=0.5' if is_link else 'n7=down'}; factor 0 or down = broken",
+            f"{'n7/nic0:rail0/rail0=0.5' if is_link else 'n7=down'}; factor 0 or down = broken"
+            f"{'; a NIC, GPU or switch by itself is given as node' if is_link else ''}",
             where=field,
         )
     try:

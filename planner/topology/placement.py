@@ -116,18 +116,21 @@ def placements(
 
 
 def packed_nodes(document: TopologyDocument, nodes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return as many healthy nodes of the same types under fewer switches; None without any.
+    """Return as many healthy nodes of the same types under as few switches as there are.
+
+    None without any, and where ``nodes`` are healthy and under no more switches.
 
     The fewest units of the outermost level count first, then those of the next one inside. They
     are found where one unit holds all; several are taken fullest first.
     """
-    weak, kinds = _weak_nodes(document), {_kind(document, node) for node in nodes}
-    live = [n for n in live_nodes(document) if n not in weak and _kind(document, n) in kinds]
+    weak, kinds = _weak_nodes(document), {document.type_number(node) for node in nodes}
+    live = [n for n in live_nodes(document) if n not in weak and document.type_number(n) in kinds]
     if document.network is None or len(live) < len(nodes):
         return None
     levels = _levels(document)
     chosen = _packed(levels, np.array(live), len(nodes))
-    return chosen if _spread(levels, chosen) < _spread(levels, nodes) else None
+    are_weak = any(node in weak for node in nodes)
+    return chosen if are_weak or _spread(levels, chosen) < _spread(levels, nodes) else None
 
 
 def _packed(
@@ -183,10 +186,10 @@ def _strong_parts(
     strong = [node for node in nodes if node not in weak]
     if len(strong) < len(nodes):
         yield strong
-    kinds = dict.fromkeys(_kind(document, node) for node in nodes)
+    kinds = dict.fromkeys(document.type_number(node) for node in nodes)
     for kind in kinds if len(kinds) > 1 else ():
-        yield [node for node in strong if _kind(document, node) == kind]
-        yield [node for node in nodes if _kind(document, node) == kind]
+        yield [node for node in strong if document.type_number(node) == kind]
+        yield [node for node in nodes if document.type_number(node) == kind]
 
 
 def _but_one_kind(nodes: Sequence[int], weak: dict[int, list[Hashable]]) -> Iterator[list[int]]:
@@ -213,18 +216,12 @@ def _moved(
     document: TopologyDocument, nodes: Sequence[int], kept: Sequence[int], spares: Sequence[int]
 ) -> Iterator[Placement]:
     """Yield ``kept`` with spares of its type in place of the others, if there are enough."""
-    own = _kind(document, (kept or nodes)[0])
-    alike = [node for node in spares if _kind(document, node) == own]
+    own = document.type_number((kept or nodes)[0])
+    alike = [node for node in spares if document.type_number(node) == own]
     added = _nearest(document, kept or nodes, alike, len(nodes) - len(kept))
     if added and len(added) + len(kept) == len(nodes):
         moved = tuple(sorted((*kept, *added)))
         yield Placement("move", moved, _without(nodes, moved), tuple(sorted(added)))
-
-
-def _kind(document: TopologyDocument, node: int) -> int:
-    """Return the type of a node: the first of its island, -1 for the common one."""
-    island = document.island_of(node) if document.islands else None
-    return -1 if island is None else island.first_node
 
 
 def _nearest(

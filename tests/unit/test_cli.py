@@ -106,6 +106,9 @@ def test_the_table_keeps_to_the_width_and_loses_nothing(run: Run, width: int) ->
     for other in plan.runners_up:
         assert str(other.layout) in table
         assert all(word in table for word in other.why.split())
+    for choice in plan.collectives:
+        words = (choice.axis, choice.op, str(choice.runner_up or ""))
+        assert all(word in table for word in words)
     command = launch.split("\n#")[0].replace(" \\\n ", "")
     assert " ".join(command.split()) == launch_command(plan, "plan.json")
     assert all(f"\n# {note}\n" in launch for note in launch_notes(plan))

@@ -63,11 +63,15 @@ def test_an_imported_file_is_shown_and_planned_on(run: Run, tmp_path: Path) -> N
     )
     # fmt: on
     assert (status, out) == (0, "")
+    size = "96 nodes of 8 x h100-sxm-80gb (2 of them unless --nodes or --nodelist)"
     assert (
-        err.splitlines()[-1] == f"commplan: topology ours is in {file}; plan with --topology {file}"
+        err.splitlines()[-1]
+        == f"commplan: topology ours, {size}, is in {file}; plan with --topology {file}"
     )
     status, out, _ = run("topology", "show", file)
     assert (status, "ours: 2 nodes, 16 ranks" in out) == (0, True)
+    assert "(the default; -n 96 shows all)" in out
+    assert "shows all" not in run("topology", "show", file, "-n", "96")[1]
     assert parse_topology(json.loads(Path(file).read_text())).node.count("nic") == 2
     plan = [{"local-gloo": file, "fp32": "bf16"}.get(word, word) for word in PLAN]
     assert run(*plan, "--nodes", "1", "--json")[0] == 0

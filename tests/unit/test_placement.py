@@ -410,12 +410,37 @@ def test_the_gain_is_the_ring_s() -> None:
     assert spread_out.waiting.gain == pytest.approx(gained_s / spread_out.prediction.step_time_s)
 
 
-def test_a_weak_node_under_one_leaf_waits_for_no_switches() -> None:
-    """That healthy nodes would be faster is no matter of switches."""
+def test_an_allocation_with_a_weak_node_says_what_as_many_healthy_ones_would_gain() -> None:
     document = cluster(impairments=impairments("n1=0.5"))
     plan = planned(document, allocation=["n0", "n1"])
-    assert plan.waiting is None
     assert [option.choice for option in plan.placements] == ["keep", "drop"]
+    assert plan.waiting is not None
+    assert plan.waiting.hosts == ("n2", "n3")
+    healthy = planned(document, allocation=["n2", "n3"])
+    assert plan.waiting.step_time_s == healthy.prediction.step_time_s
+    assert healthy.waiting is None
+
+
+def test_nodes_that_are_only_counted_say_what_others_under_fewer_switches_would_gain() -> None:
+    """With n1 down the first two are n0 and n2, of two leaves; n2 and n3 are of one."""
+    document = cluster(impairments=impairments("n1=down"))
+    plan = planned(document, nodes=2)
+    assert plan.ranks.hosts == ("n0", "n2")
+    assert plan.waiting is not None
+    assert plan.waiting.hosts == ("n2", "n3")
+    assert plan.waiting.gain > 0.01
+    assert planned(cluster(), nodes=2).waiting is None
+
+
+def test_nodes_are_not_moved_for_nothing() -> None:
+    """A healthy node of the same leaf is free, but a NIC with a millionth less costs nothing."""
+    document = cluster(leaves=(3, 3), impairments=impairments("n1/nic0=0.999999"))
+    plan = planned(document, nodes=2)
+    kept, moved = (o for o in plan.placements if o.choice in ("keep", "move"))
+    assert kept.step_time_s is not None
+    assert moved.step_time_s is not None
+    assert kept.step_time_s > moved.step_time_s
+    assert chosen(plan) == ("keep", ())
 
 
 def test_an_allocation_has_no_spares() -> None:

@@ -161,8 +161,19 @@ def test_sources_stand_below_a_narrow_table() -> None:
         text = out.file.getvalue()
         heading = next(line for line in text.splitlines() if line.startswith("level "))
         assert ("source" in heading) == in_table
-        assert ("rail: NVIDIA DGX SuperPOD" in text) == (not in_table)
+        assert ("rail: infiniband; gpudirect; NVIDIA DGX SuperPOD" in text) == (not in_table)
         assert "450 GB/s" in text
+
+
+def test_a_narrow_table_of_levels_loses_no_figure() -> None:
+    document = load_topology("meta-24k-h100-roce")
+    out = Console(width=80, file=io.StringIO(), highlight=False)
+    show_fabric(out, document, compile_fabric(document, 3072))
+    assert isinstance(out.file, io.StringIO)
+    [row] = [line for line in out.file.getvalue().splitlines() if line.startswith("core  ")]
+    assert row.split() == ["core", "24,576", "7.14", "GB/s", *row.split()[4:]]
+    assert row.split()[-1] == "7:1"
+    assert "\ncore: ethernet; gpudirect; " in out.file.getvalue()
 
 
 def test_show_writes_the_drawing(

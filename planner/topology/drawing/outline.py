@@ -88,7 +88,7 @@ def _tiers(document: TopologyDocument, num_nodes: int) -> list[str]:
             text += f": a switch for each of {_counted(document.node.count('nic'), 'rail')}"
         ratio = tier.oversubscription
         rate = _rate(share_bytes_per_s(document, position))
-        text += f", {ratio:g}:1" + (f" oversubscribed, {rate} each nic" if ratio > 1 else "")
+        text += f", {ratio:.3g}:1" + (f" oversubscribed, {rate} each nic" if ratio > 1 else "")
         found.append(text)
         if len(sizes) == 1:
             break

@@ -92,7 +92,7 @@ class Surrounding:
             kind = self.below.name if isinstance(self.below, Tier) else "domain"
             what = f"{len(self.members):,} x {kind}, {nodes}"
         ratio = self.level.oversubscription
-        return f"{own}: {what}, {ratio:g}:1" + (" oversubscribed" if ratio > 1 else "")
+        return f"{own}: {what}, {ratio:.3g}:1" + (" oversubscribed" if ratio > 1 else "")
 
 
 def surroundings(
