@@ -234,8 +234,9 @@ class _Joiner:
         if self.node.num_nics == 0:
             raise InvalidInputError(
                 f"{self.max_nodes} nodes need a network, but the text about the node shows no "
-                "NIC; give one that does: nvidia-smi topo -m, the file of NCCL_TOPO_DUMP_FILE "
-                "(RCCL writes it too), or lstopo --of xml",
+                "NIC (a container may hide them: run the tool on the host); give one that does: "
+                "nvidia-smi topo -m, the file of NCCL_TOPO_DUMP_FILE (on AMD RCCL writes it), or "
+                "lstopo --of xml",
                 where="node",
             )
         rate, rate_source = self._nic_rate()
