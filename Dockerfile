@@ -1,6 +1,8 @@
 # The planning service: no torch, an ordinary user, one SQLite file on the volume /data.
 #   docker build -t commplan .
 #   docker run -p 8000:8000 -e COMMPLAN_TOKEN=... -v commplan-data:/data commplan
+# It holds python-hostlist, GPL-2.0-or-later: docs/decisions/0006 says what that means for who passes
+# the image on.
 # tests/test_container.py follows these steps without an engine; see docs/decisions/0001.
 FROM python:3.11-slim-bookworm
 
