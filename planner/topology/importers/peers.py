@@ -210,7 +210,8 @@ class _Finder:
             self.to_switches[gpu] = of_gpu[gpu]
         self.said.append(
             f"NVSwitches join {len(group)} GPUs: {max(of_gpu.values())} links to each of "
-            f"{len(group) - 1} peers are more than the {self.model.num_links} of {self.model.name}"
+            f"{len(group) - 1} peers would be {totals[busiest]}, and {self.model.name} has "
+            f"{self.model.num_links}"
         )
 
     def _links_to_switches(
