@@ -124,7 +124,7 @@ def _levels(node: NodeType, graph: nx.Graph[str]) -> Iterator[Inside]:
     """NVLink where there is NVLink; then what is behind one PCIe switch, one CPU, and the rest."""
     workers = node.workers()
     below = _singles(workers)
-    for name, kind, joined, over in _stages(graph, workers):
+    for name, kind, joined, over in _stages(graph):
         units = _units(graph, workers, [*below, *joined], name)
         if len(units) == len(below):
             continue
@@ -156,7 +156,7 @@ def _levels(node: NodeType, graph: nx.Graph[str]) -> Iterator[Inside]:
 Stage = tuple[str, LevelKind, list[set[str]], tuple[str, ...]]
 
 
-def _stages(graph: nx.Graph[str], workers: Sequence[str]) -> Iterator[Stage]:
+def _stages(graph: nx.Graph[str]) -> Iterator[Stage]:
     """Yield (name, kind, sets of parts it joins, kinds of links) from the fastest to the last."""
     for peer in _PEER:
         yield peer, "nvlink" if peer == "nvlink" else "xgmi", _joined(graph, (peer,)), (peer,)

@@ -125,7 +125,7 @@ def _devices(
             remarks.add(f"{name} has no row: its cells are taken from its column", listing.line)
             devices.append(Device(name, "gpu"))
         else:
-            devices.append(_gpu(row, listing.tail_columns, len(columns), remarks=remarks))
+            devices.append(_gpu(row, listing.tail_columns, remarks=remarks))
     missing = [name for name in nics if name not in listing.rows]
     if missing:
         more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
@@ -139,7 +139,7 @@ def _devices(
     ]
 
 
-def _gpu(row: Row, tail_columns: Sequence[str], width: int, *, remarks: Remarks) -> Device:
+def _gpu(row: Row, tail_columns: Sequence[str], *, remarks: Remarks) -> Device:
     """Return a GPU with what the affinity columns say of it.
 
     A column may be empty, and which one is then told by form: the first is the CPUs, an "N/A" at
