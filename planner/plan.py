@@ -486,7 +486,7 @@ class PlacementOption(Document):
 
 
 class Waiting(Document):
-    """What the same number of nodes under fewer switches would gain."""
+    """What as many healthy nodes under the fewest switches would gain."""
 
     hosts: tuple[str, ...] = Field(description="such nodes, as an example")
     step_time_s: Seconds
@@ -539,7 +539,7 @@ class Plan(Document):
         default=(), description="empty when all nodes are healthy and alike"
     )
     waiting: Waiting | None = Field(
-        default=None, description="of an allocation spread over more switches than it needs"
+        default=None, description="null where the nodes in use are as good as any"
     )
     assumptions: tuple[str, ...]
     provenance: Provenance
