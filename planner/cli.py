@@ -41,6 +41,7 @@ from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import TopologyDocument
 from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
+from planner.units import counted
 
 __all__ = ["app", "main"]
 
@@ -422,8 +423,8 @@ def import_from_tools(
 
 def _counted(document: TopologyDocument) -> str:
     """Return how large a topology is, and how much of it is planned for unless asked."""
-    counted = "1 node" if document.max_nodes == 1 else f"{document.max_nodes:,} nodes"
-    size = f"{counted} of {document.gpus_per_node} x {document.device_name}"
+    nodes = counted(document.max_nodes, "node")
+    size = f"{nodes} of {document.gpus_per_node} x {document.device_name}"
     if document.default_nodes < document.max_nodes:
         size += f" ({document.default_nodes} of them unless --nodes or --nodelist)"
     return f"topology {document.name}, {size},"

@@ -32,7 +32,7 @@ from planner.summary import (
 from planner.topology.document import TopologyDocument
 from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
-from planner.units import format_bytes, format_count, format_rate, format_seconds
+from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
     "show_degraded",
@@ -140,8 +140,8 @@ def show_fabric(
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
-    counted = "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"
-    title = f"{document.name}: {counted}, {fabric.num_gpus:,} ranks on {document.device_name}"
+    size = f"{counted(num_nodes, 'node')}, {fabric.num_gpus:,} ranks on {document.device_name}"
+    title = f"{document.name}: {size}"
     if nodes is None and num_nodes < document.max_nodes:
         title += f" (the default; -n {document.max_nodes} shows all)"
     out.print(f"{title}; bandwidths one way", style="bold", markup=False)

@@ -3,7 +3,7 @@
 Inside, in files and on the wire everything is seconds, bytes, flop, bytes/s and flop/s.
 """
 
-__all__ = ["format_bytes", "format_count", "format_rate", "format_seconds"]
+__all__ = ["counted", "format_bytes", "format_count", "format_rate", "format_seconds"]
 
 
 def format_seconds(seconds: float) -> str:
@@ -48,6 +48,15 @@ def format_count(count: float) -> str:
         if abs(count) >= scale:
             return f"{_three_digits(count / scale)} {suffix}"
     return f"{count:g}"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a count of things.
+
+    >>> counted(1, "node"), counted(4096, "node")
+    ('1 node', '4,096 nodes')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _scaled(value: float, unit: str) -> str:

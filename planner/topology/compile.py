@@ -22,7 +22,7 @@ from planner.topology.graph import node_graph
 from planner.topology.impair import NodeTrouble, trouble
 from planner.topology.reach import Inside, NodeReach, flat_rates, node_reach, worst_rates
 from planner.topology.trunks import trunk_shares
-from planner.topology.units import unit_of
+from planner.topology.units import narrowing, unit_of
 
 __all__ = ["compile_fabric", "first_nodes", "live_nodes"]
 
@@ -268,10 +268,9 @@ def _network_levels(
     direct = min(way.direct_bytes_per_s for way in exits)
     alpha_s = 2 * (max(way.alpha_s for way in exits) + network.nic_latency_s)
     below = document.nvlink_domain.num_nodes if document.nvlink_domain else 1
-    oversubscription = thinning = 1.0
-    for tier, left in zip(network.tiers, shares, strict=True):
-        oversubscription *= tier.oversubscription
-        thinning = max(thinning, oversubscription / left)
+    thinning = 1.0
+    for position, (tier, left) in enumerate(zip(network.tiers, shares, strict=True)):
+        thinning = max(thinning, narrowing(network, position) / left)
         alpha_s += tier.latency_s
         whole = below * math.ceil(len(used) / below)
         most = whole if tier.num_nodes is None else tier.num_nodes

@@ -4,6 +4,7 @@ The parallel switches of one unit are one vertex of the graph, "leaf3"; in the f
 rail-optimised network there is one for each rail, "rail3/rail0".
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,15 @@ import numpy.typing as npt
 
 from planner.topology.document import Network, NvlinkDomain, Tier, TopologyDocument
 
-__all__ = ["Switch", "first_switch", "num_rails", "switch_name", "switches", "unit_of"]
+__all__ = [
+    "Switch",
+    "first_switch",
+    "narrowing",
+    "num_rails",
+    "switch_name",
+    "switches",
+    "unit_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,11 @@ def switch_name(network: Network, tier: int, unit: int, rail: int) -> str:
 def first_switch(network: Network, node: int, rail: int) -> str:
     """Return the name of the switch that a NIC of a node is on."""
     return switch_name(network, 0, int(unit_of(network.tiers[0], [node])[0]), rail)
+
+
+def narrowing(network: Network, tier: int) -> float:
+    """Return senders over what goes up, of a tier and those below together."""
+    return math.prod(below.oversubscription for below in network.tiers[: tier + 1])
 
 
 def num_rails(document: TopologyDocument) -> int:

@@ -18,7 +18,7 @@ from planner.topology.drawing.surroundings import Surrounding, share_bytes_per_s
 from planner.topology.drawing.svg import Scale, box, cut, label, line, mark, scale_of, svg
 from planner.topology.drawing.wires import Health
 from planner.topology.units import switch_name
-from planner.units import format_rate
+from planner.units import counted, format_rate
 
 __all__ = ["draw_svg"]
 
@@ -116,10 +116,10 @@ def draw_svg(document: TopologyDocument, nodes: int | Sequence[int] | None = Non
 
 def _about(document: TopologyDocument, nodes: Sequence[int]) -> str:
     ranks = "ranks" if document.node.count("process") else "GPUs"
-    count = "1 node" if len(nodes) == 1 else f"{len(nodes):,} nodes"
     total = len(nodes) * document.gpus_per_node
     devices = dict.fromkeys([document.device_name, *(i.device_name for i in document.islands)])
-    return f"{count} of {document.gpus_per_node} x {', '.join(devices)}: {total:,} {ranks}"
+    size = f"{counted(len(nodes), 'node')} of {document.gpus_per_node} x {', '.join(devices)}"
+    return f"{size}: {total:,} {ranks}"
 
 
 def _opened(document: TopologyDocument, nodes: Sequence[int], health: Health) -> int:

@@ -17,7 +17,7 @@ from planner.topology.drawing.placing import hang
 from planner.topology.drawing.surroundings import share_bytes_per_s
 from planner.topology.drawing.wires import Wire, node_wires
 from planner.topology.units import unit_of
-from planner.units import format_rate
+from planner.units import counted, format_rate
 
 __all__ = ["Line", "outline", "runs"]
 
@@ -48,7 +48,7 @@ def outline(document: TopologyDocument, nodes: int | None = None) -> Line:
     num_nodes = document.max_nodes if nodes is None else document.checked_num_nodes(nodes)
     ranks = "rank" if document.node.count("process") else "GPU"
     total = num_nodes * document.gpus_per_node
-    top = Line(f"{document.name}: {_counted(num_nodes, 'node')}, {_counted(total, ranks)}")
+    top = Line(f"{document.name}: {counted(num_nodes, 'node')}, {counted(total, ranks)}")
     above = top
     for text in _tiers(document, num_nodes):
         above.below.append(Line(text))
@@ -85,7 +85,7 @@ def _tiers(document: TopologyDocument, num_nodes: int) -> list[str]:
         sizes = np.unique(unit_of(tier, numbers), return_counts=True)[1].tolist()
         text = _sized(sizes, tier.name)
         if position == 0 and network.layout == "rail":
-            text += f": a switch for each of {_counted(document.node.count('nic'), 'rail')}"
+            text += f": a switch for each of {counted(document.node.count('nic'), 'rail')}"
         ratio = tier.oversubscription
         rate = _rate(share_bytes_per_s(document, position))
         text += f", {ratio:.3g}:1" + (f" oversubscribed, {rate} each nic" if ratio > 1 else "")
@@ -97,7 +97,7 @@ def _tiers(document: TopologyDocument, num_nodes: int) -> list[str]:
 
 def _sized(sizes: Sequence[int], what: str) -> str:
     """Return units with their nodes: "3 x leaf of 16 + 2 x 8 nodes"."""
-    nodes = _counted(sizes[0], "node") if len(set(sizes)) == 1 else f"{runs(sizes)} nodes"
+    nodes = counted(sizes[0], "node") if len(set(sizes)) == 1 else f"{runs(sizes)} nodes"
     return f"{len(sizes):,} x {what} of {nodes}"
 
 
@@ -239,10 +239,6 @@ def _joined(a: str, b: str, link: str, wires: Sequence[Wire], kinds: Mapping[str
 def _range(rates: Sequence[float]) -> str:
     low, high = _rate(min(rates)), _rate(max(rates))
     return low if low == high else f"{low} to {high}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -1,6 +1,5 @@
 """The units that a node lies in, one within the other, and the units beside them, counted."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,8 @@ import numpy as np
 
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
 from planner.topology.drawing.wires import Health
-from planner.topology.units import unit_of
+from planner.topology.units import narrowing, unit_of
+from planner.units import counted
 
 __all__ = ["Surrounding", "share_bytes_per_s", "surroundings"]
 
@@ -64,7 +64,7 @@ class Surrounding:
         """Return a member in a few lines, its name first."""
         name = self.name(document, number)
         if self.below is not None:
-            return [name, "1 node" if num_nodes == 1 else f"{num_nodes:,} nodes"]
+            return [name, counted(num_nodes, "node")]
         ranks = "ranks" if document.node.count("process") else "GPUs"
         words = [name, f"{document.gpus_per_node} {ranks}"]
         island = document.island_of(number)
@@ -83,7 +83,7 @@ class Surrounding:
     def text(self, own: str, *, num_rails: int) -> str:
         """Return what stands on the switches of a tier: what they join, and how narrow they are."""
         assert isinstance(self.level, Tier)
-        nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes:,} nodes"
+        nodes = counted(self.num_nodes, "node")
         if num_rails:
             what = f"{num_rails} rails for {nodes}"
         elif self.below is None:
@@ -124,5 +124,4 @@ def share_bytes_per_s(document: TopologyDocument, tier: int) -> float:
     network = document.network
     if network is None:
         return 0.0
-    narrowing = math.prod(below.oversubscription for below in network.tiers[: tier + 1])
-    return network.nic_bandwidth_bytes_per_s / narrowing
+    return network.nic_bandwidth_bytes_per_s / narrowing(network, tier)

@@ -8,6 +8,7 @@ import re
 from typing import Final
 
 from planner.hardware.gpus import GpuModel
+from planner.units import format_rate
 
 __all__ = [
     "BELOW_SPINE_LATENCY_S",
@@ -107,7 +108,7 @@ def cpu_link(model: str | None) -> tuple[float, str]:
     else:
         said = f"{model}:"
     rate = _BETWEEN_CPUS[name]
-    text = f"{said} {name} in NCCL 2.30 topo.h, {rate / 1e9:g} GB/s"
+    text = f"{said} {name} in NCCL 2.30 topo.h, {format_rate(rate, 'B/s')}"
     return rate, f"{text}. {_CPU_LATENCY_SOURCE}"
 
 

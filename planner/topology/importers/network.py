@@ -11,6 +11,7 @@ from planner.topology.importers.figures import nic_latency, peer_latency
 from planner.topology.importers.node import BuiltNode
 from planner.topology.importers.options import ImportOptions
 from planner.topology.importers.stages import found_stages, stated_stages, tiers_of
+from planner.units import format_rate
 
 __all__ = ["Joined", "join_nodes"]
 
@@ -224,7 +225,7 @@ class _Joiner:
             latency_s=latency_s / 2,
             multicast=model.has_multicast,
             source=f"{model.name}: each of {num_switches} links of "
-            f"{model.link_bytes_per_s / 1e9:g} GB/s per direction to another NVSwitch. "
+            f"{format_rate(model.link_bytes_per_s, 'B/s')} per direction to another NVSwitch. "
             f"{latency_source}"[:900],
         )
 

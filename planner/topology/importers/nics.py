@@ -6,6 +6,7 @@ from typing import Final
 
 from planner.errors import InvalidInputError
 from planner.topology.importers.dump import FoundPart, NodeDump
+from planner.units import format_rate
 
 __all__ = ["ChosenNics", "choose_nics"]
 
@@ -67,12 +68,11 @@ def _left(nics: Sequence[FoundPart], kept: Sequence[FoundPart]) -> tuple[str, ..
     said = []
     for nic in nics:
         if nic not in kept:
-            rate = (
-                "of unknown rate" if nic.bytes_per_s is None else f"{nic.bytes_per_s:.3g} bytes/s"
-            )
+            known = nic.bytes_per_s
+            rate = "of unknown rate" if known is None else format_rate(known, "B/s")
             said.append(
-                f"NIC {nic.name} is left out: {rate}, others have {best:.3g} bytes/s; --nics "
-                "names which to use"
+                f"NIC {nic.name} is left out: {rate}, others have {format_rate(best, 'B/s')}; "
+                "--nics names which to use"
             )
     return tuple(said)
 

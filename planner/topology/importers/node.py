@@ -20,6 +20,7 @@ from planner.topology.importers.figures import (
 from planner.topology.importers.nics import choose_nics
 from planner.topology.importers.order import gpu_order, order_remark, root_of
 from planner.topology.importers.peers import find_peers
+from planner.units import format_rate
 
 __all__ = ["BuiltNode", "build_node", "choose_model"]
 
@@ -185,7 +186,7 @@ class _Builder:
         if assumed:
             self.said.append(
                 f"PCIe links whose rate {self.source} does not say are taken as the slot of "
-                f"{self.model.name}: {self.model.pcie_bytes_per_s / 1e9:g} GB/s"
+                f"{self.model.name}: {format_rate(self.model.pcie_bytes_per_s, 'B/s')}"
             )
         return {
             kind: [name for name, part in self.parts.items() if part.kind == kind and name in used]
@@ -219,7 +220,7 @@ class _Builder:
             text = "assumed as fast as PCIe, with its latency"
             self.said.append(
                 f"the link of {self.model.name} to its CPU is assumed as fast as PCIe: "
-                f"{rate / 1e9:g} GB/s"
+                f"{format_rate(rate, 'B/s')}"
             )
         self.edges.append(Edge(part.name, cpu, "c2c", rate, CPU_LATENCY_S, text))
 
@@ -228,7 +229,8 @@ class _Builder:
             return
         rate, text = cpu_link(self.parts[cpus[0]].model or self._cpu_by_its_links())
         self.said.append(
-            f"{len(cpus)} CPUs (or NUMA nodes), each joined to each at {rate / 1e9:g} GB/s: {text}"
+            f"{len(cpus)} CPUs (or NUMA nodes), each joined to each at {format_rate(rate, 'B/s')}: "
+            f"{text}"
         )
         self.edges += [
             Edge(one, other, "smp", rate, CPU_LATENCY_S, text)

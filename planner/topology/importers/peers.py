@@ -20,6 +20,7 @@ from planner.topology.document import LinkKind
 from planner.topology.importers.dump import NodeDump, PeerLink, TopologyTextError
 from planner.topology.importers.edges import Edge
 from planner.topology.importers.figures import XGMI_LINKS_PER_PAIR, peer_latency
+from planner.units import format_rate
 
 __all__ = ["MADE_SWITCH", "Peers", "find_peers", "groups_of"]
 
@@ -126,7 +127,8 @@ class _Finder:
         text = (
             f"{self.source} ({self.dump.format}): number of links. {self.model.name}: "
             f"{self.model.num_links} {self.model.link_kind} links of "
-            f"{self.model.link_bytes_per_s / 1e9:g} GB/s per direction. {self.latency_source}"
+            f"{format_rate(self.model.link_bytes_per_s, 'B/s')} per direction. "
+            f"{self.latency_source}"
         )
         self.edges.append(Edge(a, b, kind, bytes_per_s, self.latency_s / halves, text, count))
 
@@ -296,19 +298,19 @@ class _Finder:
             self.said.append(
                 f"the text does not count the links of {len(open_ones)} pairs of GPUs: taken as "
                 f"{self._count(open_ones[0])} {open_ones[0].kind} of "
-                f"{self.model.link_bytes_per_s / 1e9:g} GB/s a pair"
+                f"{format_rate(self.model.link_bytes_per_s, 'B/s')} a pair"
             )
 
     def _say_stated_rates(self) -> None:
         stated = [link for link in self.dump.links if link.bytes_per_s is not None]
         if not stated:
             return
-        link = stated[0]
+        link, rate = stated[0], stated[0].bytes_per_s or 0.0
         nominal = self._count(link) * self.model.link_bytes_per_s
         text = f"rates of {len(stated)} {link.kind} connections are those of the text"
-        if not nominal / _TOLERANCE <= (link.bytes_per_s or 0.0) <= nominal * _TOLERANCE:
+        if not nominal / _TOLERANCE <= rate <= nominal * _TOLERANCE:
             text += (
-                f": {link.bytes_per_s or 0:.3g} bytes/s between {link.a} and {link.b}, where the "
-                f"data sheet of {self.model.name} gives {nominal:.3g}"
+                f": {format_rate(rate, 'B/s')} between {link.a} and {link.b}, where the data sheet "
+                f"of {self.model.name} gives {format_rate(nominal, 'B/s')}"
             )
         self.said.append(text)

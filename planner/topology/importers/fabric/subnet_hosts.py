@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from planner.topology.importers.dump import Remarks
 from planner.topology.importers.fabric.nesting import switch_list
+from planner.units import format_rate
 
 __all__ = ["End", "HostPort", "Subnet", "UsualHost", "modal_host", "named_hosts"]
 
@@ -129,7 +130,8 @@ def modal_host(hosts: Mapping[str, Sequence[HostPort]], remarks: Remarks) -> Usu
     for other, count in sorted(rates.items()):
         if rate is not None and other != rate:
             remarks.add(
-                f"{count} ports of hosts run at {other / 1e9:g} GB/s, most at {rate / 1e9:g} GB/s"
+                f"{count} ports of hosts run at {format_rate(other, 'B/s')}, most at "
+                f"{format_rate(rate, 'B/s')}"
             )
     return UsualHost(num_nics, rate)
 

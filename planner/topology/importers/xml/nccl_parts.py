@@ -11,6 +11,7 @@ from planner.topology.importers.xml.interfaces import virtual_kind
 from planner.topology.importers.xml.nccl_links import FoundGpu
 from planner.topology.importers.xml.pci import Device, gpu_model, lane_bytes_per_s
 from planner.topology.importers.xml.reading import Element, whole_number
+from planner.units import format_rate
 
 __all__ = ["Reading", "gpu_device", "link_bytes_per_s", "nic_ports", "pci_ids"]
 
@@ -169,6 +170,6 @@ def _remark_shared_link(parts: Sequence[FoundPart], link: float | None, reading:
     if len(parts) > 1 and link is not None and wanted > link:
         reading.remarks.add(
             f"{' and '.join(part.name for part in parts)} share one PCIe link of "
-            f"{link / 1e9:.1f} GB/s, less than the {wanted / 1e9:.1f} GB/s of their ports",
+            f"{format_rate(link, 'B/s')}, less than their ports' {format_rate(wanted, 'B/s')}",
             parts[0].line,
         )
