@@ -17,7 +17,7 @@ import networkx as nx
 
 from planner.topology.document import Impairment, Network, NodeType, TopologyDocument
 from planner.topology.impair import NodeTrouble, impair
-from planner.topology.units import first_switch, switch_name, unit_of
+from planner.topology.units import domain_switches, first_switch, switch_name, unit_of
 
 __all__ = ["build_graph", "node_graph"]
 
@@ -131,7 +131,7 @@ def _add_domains(
         return
     edge = _edge("nvlink", domain.bandwidth_bytes_per_s, domain.latency_s)
     for (node, prefix), unit in zip(prefixes.items(), unit_of(domain, [*prefixes]), strict=True):
-        switches = [f"domain{unit}/nvswitch{i}" for i in range(domain.num_switches)]
+        switches = domain_switches(domain, int(unit))
         graph.add_nodes_from(switches, kind="nvswitch", multicast=domain.multicast)
         graph.add_edges_from(
             (prefix + worker, switch, edge)

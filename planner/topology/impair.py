@@ -9,7 +9,7 @@ import networkx as nx
 
 from planner.errors import InvalidInputError
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
-from planner.topology.units import first_switch, switches, unit_of
+from planner.topology.units import domain_switches, first_switch, switches, unit_of
 
 __all__ = ["NodeTrouble", "degraded", "impair", "parse_impairments", "trouble"]
 
@@ -227,8 +227,7 @@ def _check_ends(document: TopologyDocument, node: int, impairment: Impairment) -
         nics = range(kind.count("nic"))
         allowed |= {first_switch(document.network, node, rail) for rail in nics}
     if (domain := document.nvlink_domain) is not None:
-        number = int(unit_of(domain, [node])[0])
-        allowed |= {f"domain{number}/nvswitch{i}" for i in range(domain.num_switches)}
+        allowed |= set(domain_switches(domain, int(unit_of(domain, [node])[0])))
     for end in impairment.link or (str(impairment.part),):
         if end not in allowed:
             switches_above = sorted(allowed - {f"{host}/{name}" for name in own})

@@ -15,6 +15,7 @@ from planner.topology.document import Network, NvlinkDomain, Tier, TopologyDocum
 
 __all__ = [
     "Switch",
+    "domain_switches",
     "first_switch",
     "narrowing",
     "num_rails",
@@ -53,6 +54,11 @@ def switch_name(network: Network, tier: int, unit: int, rail: int) -> str:
     """Return the name of a switch in the graph."""
     by_rail = network.layout == "rail" and tier == 0
     return f"{network.tiers[tier].name}{unit}" + (f"/rail{rail}" if by_rail else "")
+
+
+def domain_switches(domain: NvlinkDomain, unit: int) -> list[str]:
+    """Return the names of the NVSwitches of one NVLink domain in the graph."""
+    return [f"domain{unit}/nvswitch{i}" for i in range(domain.num_switches)]
 
 
 def first_switch(network: Network, node: int, rail: int) -> str:
