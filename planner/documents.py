@@ -6,6 +6,7 @@ so that a mistake reads the same on the command line and over REST.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, Final, NoReturn, TypeVar
@@ -22,6 +23,8 @@ MAX_DEPTH: Final = 64
 # Longer integers are never a count of anything; CPython itself stops at 4300 digits.
 MAX_INTEGER_DIGITS: Final = 30
 _MAX_SHOWN_ERRORS: Final = 4
+# A hostile document has a million errors; to tell which were meant, the first are enough.
+_MAX_READ_ERRORS: Final = 10_000
 
 # How pydantic's messages begin: "Input should", "String should", ...
 _SUBJECT: Final = re.compile(r"^[A-Z][a-z]+ should")
@@ -97,11 +100,12 @@ def explain_errors(
 
     Where a union was tried, only the member that came closest is spoken of.
     """
-    located = [(*_locate(error, value), error) for error in errors]
+    read = errors[:_MAX_READ_ERRORS]
+    located = [(*_locate(error, value), error) for error in read]
     kept = _closest_members(located)
     lines = [_sentence(path, error) for path, error in kept[:_MAX_SHOWN_ERRORS]]
     if len(kept) > _MAX_SHOWN_ERRORS:
-        lines.append(f"and {len(kept) - _MAX_SHOWN_ERRORS} more")
+        lines.append(f"and {len(kept) - _MAX_SHOWN_ERRORS + len(errors) - len(read)} more")
     prefix = f"{source}: " if source else ""
     return InvalidInputError(prefix + "; ".join(lines), where=kept[0][0] or source)
 
@@ -129,8 +133,8 @@ def _sane_int(text: str) -> int:
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        # Counted, not searched for one by one: a hostile object has a million keys.
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"key {repeated[:60]!r} appears twice in one object; keep one")
     return value
 

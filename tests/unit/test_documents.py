@@ -35,6 +35,19 @@ def test_what_is_no_strict_json_is_refused_with_the_reason(text: bytes, said: st
     assert len(str(caught.value)) < 300
 
 
+def test_a_key_given_twice_is_found_among_a_hundred_thousand() -> None:
+    # looked for one by one it would take a minute and a half
+    keys = ",".join(f'"k{i}":0' for i in range(100_000))
+    with pytest.raises(InvalidInputError, match="'k99999' appears twice"):
+        parse_json(f'{{{keys},"k99999":1}}', source="f.json")
+
+
+def test_errors_beyond_those_read_are_counted() -> None:
+    unknown = {f"k{i}": 0 for i in range(20_000)}
+    with pytest.raises(InvalidInputError, match=r"k0 is not a known field.*; and 19996 more$"):
+        validated(TrainingSpec, {**TRAINING, **unknown})
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(10**29), 10**29) | st.text(),
