@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BANDWIDTH_RANGE_BYTES_PER_S",
     "LATENCY_RANGE_S",
+    "MAX_ASSUMPTIONS",
+    "MAX_ASSUMPTION_CHARS",
     "MAX_COMPONENTS_PER_NODE",
+    "MAX_DESCRIPTION_CHARS",
     "MAX_GPUS_PER_NODE",
+    "MAX_SOURCE_CHARS",
     "OVERSUBSCRIPTION_RANGE",
     "check_document",
     "is_switch_of",
@@ -42,6 +46,10 @@ _FLOP_RANGE_PER_S: Final = (1e6, 1e18)
 MAX_COMPONENTS_PER_NODE: Final = 1024
 _MAX_LINKS_PER_NODE: Final = 4096
 MAX_GPUS_PER_NODE: Final = 64
+MAX_SOURCE_CHARS: Final = 1000
+MAX_DESCRIPTION_CHARS: Final = 2000
+MAX_ASSUMPTIONS: Final = 64
+MAX_ASSUMPTION_CHARS: Final = 1000
 _MAX_WORKERS: Final = 1 << 20
 
 
@@ -137,7 +145,7 @@ def _check_components(node: NodeType) -> None:
 
 def _check_links(node: NodeType) -> None:
     num_links = 0
-    parts = parts_by_end(node)
+    parts = parts_by_end(node.components)
     for link in node.links:
         left, right = (len(names) for names in ends(parts, link))
         num_links += left * right if link.pattern == "all" else max(left, right)

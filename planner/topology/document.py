@@ -17,7 +17,14 @@ from pydantic import Field, model_validator
 from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.plan import Document
-from planner.topology.checks import MAX_COMPONENTS_PER_NODE, check_document
+from planner.topology.checks import (
+    MAX_ASSUMPTION_CHARS,
+    MAX_ASSUMPTIONS,
+    MAX_COMPONENTS_PER_NODE,
+    MAX_DESCRIPTION_CHARS,
+    MAX_SOURCE_CHARS,
+    check_document,
+)
 from planner.topology.expand import SingleLink, merged_links
 
 __all__ = [
@@ -46,7 +53,9 @@ Library = Literal["nccl", "rccl", "hccl", "oneccl", "gloo"]
 Name = Annotated[str, Field(min_length=1, max_length=120)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
-Source = Annotated[str, Field(min_length=1, max_length=1000, description="where figures come from")]
+Source = Annotated[
+    str, Field(min_length=1, max_length=MAX_SOURCE_CHARS, description="where figures come from")
+]
 NodeCount = Annotated[int, Field(ge=1, le=1_000_000)]
 Units = Annotated[
     tuple[NodeCount, ...],
@@ -221,7 +230,7 @@ class TopologyDocument(Document):
 
     schema_version: Literal[1] = 1
     name: Name
-    description: str = Field(default="", max_length=2000)
+    description: str = Field(default="", max_length=MAX_DESCRIPTION_CHARS)
     library: Library
     device: Name | DeviceFigures
     default_nodes: NodeCount = 1
@@ -234,8 +243,8 @@ class TopologyDocument(Document):
     nvlink_domain: NvlinkDomain | None = None
     network: Network | None = None
     impairments: tuple[Impairment, ...] = Field(default=(), max_length=4096)
-    assumptions: tuple[Annotated[str, Field(max_length=1000)], ...] = Field(
-        default=(), max_length=64
+    assumptions: tuple[Annotated[str, Field(max_length=MAX_ASSUMPTION_CHARS)], ...] = Field(
+        default=(), max_length=MAX_ASSUMPTIONS
     )
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from planner.topology.document import Link, LinkKind, NodeType
+    from planner.topology.document import Component, Link, LinkKind, NodeType
 
 __all__ = ["SingleLink", "ends", "expand", "merged_links", "parts_by_end"]
 
@@ -22,10 +22,10 @@ class SingleLink(NamedTuple):
     latency_s: float
 
 
-def parts_by_end(node: NodeType) -> dict[str, tuple[str, ...]]:
+def parts_by_end(components: Sequence[Component]) -> dict[str, tuple[str, ...]]:
     """Return what every possible end of a link stands for: a component, or one of its parts."""
-    parts = {name: (name,) for component in node.components for name in component.names()}
-    return parts | {component.id: component.names() for component in node.components}
+    parts = {name: (name,) for component in components for name in component.names()}
+    return parts | {component.id: component.names() for component in components}
 
 
 def ends(parts: dict[str, tuple[str, ...]], link: Link) -> tuple[tuple[str, ...], ...]:
@@ -63,7 +63,7 @@ def merged_links(node: NodeType) -> dict[frozenset[str], SingleLink]:
         ValueError: A link joins a part to itself, or two kinds of link join one pair.
     """
     merged: dict[frozenset[str], SingleLink] = {}
-    parts = parts_by_end(node)
+    parts = parts_by_end(node.components)
     for link in node.links:
         for single in expand(parts, link):
             pair = frozenset((single.a, single.b))

@@ -183,6 +183,14 @@ def test_a_tray_of_a_rack_is_planned_alone_until_the_rack_is_named() -> None:
     assert "--domain-nodes 18" in said(found)
 
 
+def test_a_leaf_with_room_for_all_nodes_is_the_one_stage() -> None:
+    for leaf_nodes in (4, 5):
+        found = read(H200, "H200", nodes=4, nic_gbps=400, leaf_nodes=leaf_nodes)
+        assert tiers(found) == [("fabric", 1)]
+    found = read(H200, "H200", nodes=4, nic_gbps=400, leaf_nodes=3)
+    assert tiers(found) == [("rail", 1), ("spine", 1)]
+
+
 def test_leaves_that_nothing_joins_get_a_stage_and_the_assumption_says_so() -> None:
     found = read(H200, "H200", "slurm/tree-leaves-only.conf", nic_gbps=400, oversubscription=4)
     assert tiers(found) == [("leaf", 1), ("top", 4)]

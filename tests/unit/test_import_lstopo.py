@@ -282,7 +282,7 @@ def test_a_matrix_of_another_size_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<system version='1'/>", "this is NCCL's topology"),
+        ("<system version='1'/>", "is XML of <system>"),
         ("<topology version='9.0'/>", "version='9.0'"),
         ("<topology version='2.0'/>", "type Machine"),
         (topology(package("")), "shows no GPU"),

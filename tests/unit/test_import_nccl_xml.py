@@ -255,7 +255,7 @@ def test_nvlinks_that_name_their_own_gpu_are_not_guessed() -> None:
 
 def test_the_search_result_of_nccl_is_refused_by_name() -> None:
     text = (SAMPLES / "nccl-graph-xml" / "azure-ncv4-graph.xml").read_text()
-    with pytest.raises(TopologyTextError, match=r"search result.*give .*NCCL_TOPO_DUMP_FILE"):
+    with pytest.raises(TopologyTextError, match=r"is XML of <graphs>.*give .*NCCL_TOPO_DUMP_FILE"):
         read_nccl_xml(text, "graph.xml")
 
 
@@ -408,8 +408,8 @@ def test_nothing_unknown_is_passed_over_in_silence() -> None:
         (node(""), "shows no GPU"),
         (node("<pci/>"), "busid"),
         (node(gpu(0) + gpu(0)), "is also in line 1"),
-        ("<topology version='2.0'/>", "this is lstopo's topology"),
-        ("<html/>", "root is <html>"),
+        ("<topology version='2.0'/>", "is XML of <topology>"),
+        ("<html/>", "is XML of <html>"),
         ("GPU0 GPU1", "no well-formed XML"),
         ("<system>" * 200, "deeper than 100"),
         ("<system>" + "<cpu/>" * 30_000, "more than 20,000 elements"),

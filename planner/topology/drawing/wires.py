@@ -33,7 +33,7 @@ class Wire:
 
 def node_wires(node: NodeType) -> list[Wire]:
     """Return the links of a node, those of a pair together, in the order of the document."""
-    parts = parts_by_end(node)
+    parts = parts_by_end(node.components)
     wires: dict[tuple[str, str], Wire] = {}
     for link in node.links:
         for single in expand(parts, link):

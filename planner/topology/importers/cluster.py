@@ -11,6 +11,12 @@ from typing import Final
 from planner.errors import InvalidInputError
 from planner.hardware.devices import device
 from planner.hardware.gpus import GpuModel
+from planner.topology.checks import (
+    MAX_ASSUMPTION_CHARS,
+    MAX_ASSUMPTIONS,
+    MAX_DESCRIPTION_CHARS,
+    MAX_SOURCE_CHARS,
+)
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument, parse_topology
 from planner.topology.importers.detect import FABRIC_FORMATS, NODE_FORMATS, detect
@@ -44,11 +50,6 @@ _FABRIC_READERS: Final[dict[str, Callable[[str, str], FabricDump]]] = {
 # Whose kernels a GPU without its own is taken to have: planner.hardware.devices.custom_device.
 _KERNELS_LIKE: Final = "h100-sxm-80gb"
 
-# Of a topology document.
-_MAX_ASSUMPTIONS: Final = 64
-_MAX_ASSUMPTION_CHARACTERS: Final = 1000
-_MAX_DESCRIPTION_CHARACTERS: Final = 2000
-_MAX_SOURCE_CHARACTERS: Final = 1000
 _MAX_SOURCE_NAME: Final = 120
 
 
@@ -162,9 +163,7 @@ def _document(
         "node": {
             "components": node.components,
             "links": node.links,
-            "source": f"{source} ({dump.format}). {model.name}: {model.source}"[
-                :_MAX_SOURCE_CHARACTERS
-            ],
+            "source": f"{source} ({dump.format}). {model.name}: {model.source}"[:MAX_SOURCE_CHARS],
         },
         "nvlink_domain": joined.domain,
         "network": joined.network,
@@ -208,21 +207,17 @@ def _description(dump: NodeDump, model: GpuModel, node: BuiltNode, source: str) 
     names = [
         f"{name} = {found}" for name, found in node.named.items() if name.startswith(("gpu", "nic"))
     ]
-    text = f"{text} {', '.join(names)}"
-    if len(text) <= _MAX_DESCRIPTION_CHARACTERS:
-        return text
-    return text[: _MAX_DESCRIPTION_CHARACTERS - 3] + "..."
+    return _cut(f"{text} {', '.join(names)}", MAX_DESCRIPTION_CHARS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _bounded(assumptions: Iterable[str]) -> tuple[str, ...]:
     """Return each assumption once, no more and no longer than a document holds."""
-    once = [
-        text
-        if len(text) <= _MAX_ASSUMPTION_CHARACTERS
-        else text[: _MAX_ASSUMPTION_CHARACTERS - 3] + "..."
-        for text in dict.fromkeys(assumptions)
-    ]
-    if len(once) <= _MAX_ASSUMPTIONS:
+    once = [_cut(text, MAX_ASSUMPTION_CHARS) for text in dict.fromkeys(assumptions)]
+    if len(once) <= MAX_ASSUMPTIONS:
         return tuple(once)
-    kept = once[: _MAX_ASSUMPTIONS - 1]
+    kept = once[: MAX_ASSUMPTIONS - 1]
     return (*kept, f"and {len(once) - len(kept)} more assumptions of the same kinds")

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
+from planner.topology.checks import MAX_SOURCE_CHARS
 from planner.topology.document import Component, Link, LinkKind
-from planner.topology.expand import expand
+from planner.topology.expand import expand, parts_by_end
 
 __all__ = ["Edge", "shortest"]
-
-_MAX_SOURCE_CHARACTERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +30,7 @@ def shortest(edges: Iterable[Edge], components: Sequence[Component]) -> tuple[Li
         edges: Each pair of parts and kind once.
         components: Of the node; they hold every part that an edge names.
     """
-    parts: dict[str, tuple[str, ...]] = {
-        name: (name,) for component in components for name in component.names()
-    }
-    parts |= {component.id: component.names() for component in components}
+    parts = parts_by_end(components)
     owner = {name: component.id for component in components for name in component.names()}
     groups: dict[tuple[object, ...], list[Edge]] = {}
     for edge in edges:
@@ -74,5 +69,5 @@ def _link(edge: Edge, a: str, b: str) -> Link:
         count=edge.count,
         bandwidth_bytes_per_s=edge.bytes_per_s,
         latency_s=edge.latency_s,
-        source=edge.source[:_MAX_SOURCE_CHARACTERS],
+        source=edge.source[:MAX_SOURCE_CHARS],
     )

@@ -226,7 +226,7 @@ class _Joiner:
             multicast=model.has_multicast,
             source=f"{model.name}: each of {num_switches} links of "
             f"{format_rate(model.link_bytes_per_s, 'B/s')} per direction to another NVSwitch. "
-            f"{latency_source}"[:900],
+            f"{latency_source}",
         )
 
     # ---------------------------------------------------------------------------- the network

@@ -1,7 +1,7 @@
 """From what a reader found in one node to the components and links of a document."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from planner.errors import InvalidInputError, UnknownNameError
@@ -157,7 +157,9 @@ class _Builder:
         components = self._components(names, order)
         return BuiltNode(
             components=components,
-            links=shortest((self._named(edge, names) for edge in self.edges), components),
+            links=shortest(
+                (replace(edge, a=names[edge.a], b=names[edge.b]) for edge in self.edges), components
+            ),
             named={name: found for found, name in names.items() if found in self.parts},
             num_nics=len(chosen.parts),
             nic_bytes_per_s=chosen.bytes_per_s,
@@ -275,15 +277,4 @@ class _Builder:
                 multicast=kind == "nvswitch" and self.model.has_multicast,
             )
             for kind, count in counts.items()
-        )
-
-    def _named(self, edge: Edge, names: Mapping[str, str]) -> Edge:
-        return Edge(
-            names[edge.a],
-            names[edge.b],
-            edge.kind,
-            edge.bytes_per_s,
-            edge.latency_s,
-            edge.source,
-            edge.count,
         )

@@ -29,14 +29,6 @@ MAX_RUN_CHARS: Final = 1_000_000
 _PASTED: Final = re.compile(r"^[ \t]{0,80}(<(?:system|topology)[ >])", re.MULTILINE)
 _PASTED_END: Final = re.compile(r"</(?:system|topology)>")
 
-_ROOTS: Final = {
-    "system": "NCCL's topology (NCCL_TOPO_DUMP_FILE)",
-    "topology": "lstopo's topology (lstopo --of xml)",
-    "graphs": "NCCL's search result (NCCL_GRAPH_DUMP_FILE), which has rings and trees, no hardware",
-    "graph": "part of NCCL's search result, which has rings and trees, no hardware",
-    "algo": "an MSCCL algorithm",
-}
-
 
 @dataclass(slots=True)
 class Element:
@@ -182,12 +174,12 @@ def check_root(root: Element, tag: str, *, needed: str, source: str) -> None:
     """Check that the text is of the format it was taken for.
 
     Raises:
-        TopologyTextError: The root is another; names the format if it is a known one.
+        TopologyTextError: The root is another.
     """
-    if root.tag == tag:
-        return
-    found = _ROOTS.get(root.tag, f"XML whose root is <{root.tag[:40]}>")
-    raise TopologyTextError(f"this is {found}; give {needed}", source=source, line=root.line)
+    if root.tag != tag:
+        raise TopologyTextError(
+            f"is XML of <{root.tag[:40]}>; give {needed}", source=source, line=root.line
+        )
 
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
