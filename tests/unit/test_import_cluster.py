@@ -202,6 +202,7 @@ def test_blocks_are_domains_or_switches_and_never_said_to_be_both() -> None:
     rack = read(GB200, "GB200", blocks, nic_gbps=400)
     assert "is taken as one NVLink domain" in said(rack)
     assert "not as NVLink domains" not in said(rack)
+    assert "the text shows no NVLinks" not in said(rack)
     board = read(H200, "H200", blocks, nic_gbps=400)
     assert "is taken as one NVLink domain" not in said(board)
     assert "not as NVLink domains" in said(board)
