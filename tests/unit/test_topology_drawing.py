@@ -18,9 +18,12 @@ from planner.errors import InvalidInputError
 from planner.topology.bundled import load_topology, topology_names
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
 from planner.topology.drawing.cluster import draw_svg
+from planner.topology.drawing.node import OpenedNode
 from planner.topology.drawing.placing import text_width
 from planner.topology.drawing.svg import NUM_COLOURS, scale_of
-from planner.topology.drawing.wires import node_wires
+from planner.topology.drawing.wires import Health, node_wires
+from planner.topology.graph import build_graph
+from planner.topology.impair import degraded
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEXT = f"{SVG}text"
@@ -329,6 +332,42 @@ def test_parts_that_hang_anywhere_are_readable(document: TopologyDocument) -> No
     drawing = Drawing(document)
     assert_readable(drawing)
     assert len(drawing.links()) == len(document.node.single_links())
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "frontier", "azure-nd-v2", "gb200-nvl72"])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_what_a_drawing_leaves_of_links_is_what_the_graph_leaves(
+    name: str, data: st.DataObject
+) -> None:
+    document = load_topology(name)
+    healthy = build_graph(document, 1)
+    parts = sorted(n for n in healthy if healthy.nodes[n]["kind"] in ("nic", "pcie_switch"))
+    wrong = data.draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([*parts, *map(tuple, map(sorted, healthy.edges))]),
+                st.sampled_from([0.0, 0.25, 0.5]),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    after = degraded(
+        document,
+        [
+            Impairment(part=what, factor=factor)
+            if isinstance(what, str)
+            else Impairment(link=(what[0], what[1]), factor=factor)
+            for what, factor in wrong
+        ],
+    )
+    graph, opened = build_graph(after, 1), OpenedNode.of(after, 0, Health.of(after))
+    for wire in opened.wires:
+        ends = (f"{opened.host}/{wire.a}", f"{opened.host}/{wire.b}")
+        left = graph.get_edge_data(*ends, default={"bandwidth_bytes_per_s": 0.0})
+        drawn = wire.bytes_per_s * opened.left_of(wire)
+        assert math.isclose(drawn, left["bandwidth_bytes_per_s"]), ends
 
 
 def test_no_name_breaks_out_of_its_place() -> None:
