@@ -307,6 +307,19 @@ def test_gpus_that_share_something_are_listed_in_a_row_and_the_ranks_line_is_giv
     assert inside(dump(4, pairs), "A100 PCIe")[0] == ("nvlink", 2, 300)
 
 
+def test_gpus_behind_one_pcie_switch_are_listed_in_a_row() -> None:
+    parts = [
+        FoundPart("cpu0", "cpu"),
+        *(FoundPart(f"switch{i}", "pcie_switch", "cpu0") for i in range(2)),
+        *(FoundPart(f"GPU{i}", "gpu", f"switch{i % 2}") for i in range(4)),
+    ]
+    found = NodeDump("nccl-xml", tuple(parts), ())
+    built = build(found, "L40S")
+    assert [built.named[f"gpu{i}"] for i in range(4)] == ["GPU0", "GPU2", "GPU1", "GPU3"]
+    assert [(name, size) for name, size, _ in inside(found, "L40S")] == [("pcie", 2), ("cpu", 4)]
+    assert not any("can have" in text for text in built.assumptions)
+
+
 def test_the_machines_own_order_stays_where_it_does() -> None:
     built = build(dump(4, [(0, 1, 12), (2, 3, 12)]), "A100 PCIe")
     assert [built.named[f"gpu{i}"] for i in range(4)] == [f"GPU{i}" for i in range(4)]
