@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from planner.model.spec import ModelSpec
 from planner.plan import Document
@@ -26,7 +26,10 @@ __all__ = [
 ]
 
 
-Impaired = Annotated[str, Field(max_length=300)]
+# Of a million wrong ones the first is told; no document holds more than 4,096.
+Impaired = Annotated[
+    tuple[Annotated[str, Field(max_length=300)], ...], Field(max_length=4096), FailFast()
+]
 
 
 class ErrorBody(Document):
@@ -129,10 +132,10 @@ class TopologyDegrade(Document):
     """A topology, and what of it is weak or broken."""
 
     topology: Annotated[str, Field(max_length=120)] | TopologyDocument
-    link: tuple[Impaired, ...] = Field(
+    link: Impaired = Field(
         default=(), description="A:B=FACTOR or A:B=down, as n7/nic0:rail0/rail0=0.5"
     )
-    node: tuple[Impaired, ...] = Field(
+    node: Impaired = Field(
         default=(), description="NAME=FACTOR or NAME=down: a host, GPU, NIC or switch, as n7=0.8"
     )
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations  # nx.Graph[str] is for the type checker only
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import networkx as nx
 
+from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
-from planner.topology.units import domain_switches, first_switch, switches, unit_of
+from planner.topology.units import (
+    Switch,
+    domain_switches,
+    first_switch,
+    nodes_of_unit,
+    switches,
+    unit_of,
+)
 
 __all__ = ["NodeTrouble", "degraded", "impair", "parse_impairments", "trouble"]
 
@@ -26,6 +35,9 @@ class NodeTrouble:
 
     links: tuple[Impairment, ...] = ()
     compute_share: float = 1.0
+
+
+_HEALTHY: Final = NodeTrouble()
 
 
 def parse_impairments(links: Iterable[str], nodes: Iterable[str]) -> list[Impairment]:
@@ -61,9 +73,11 @@ def _parse_impairment(text: str, *, is_link: bool) -> Impairment:
             "part of the healthy figure that is left",
             where=field,
         )
-    if is_link:
-        return Impairment(link=(ends[0], ends[1]), factor=factor)
-    return Impairment(part=ends[0], factor=factor)
+    named = {"link": ends} if is_link else {"part": ends[0]}
+    try:
+        return validated(Impairment, {**named, "factor": factor})
+    except InvalidInputError as exc:
+        raise InvalidInputError(f"{field} {text[:60]!r}: {exc}", where=field) from exc
 
 
 def degraded(document: TopologyDocument, more: Sequence[Impairment]) -> TopologyDocument:
@@ -99,14 +113,17 @@ def trouble(document: TopologyDocument) -> tuple[dict[int, NodeTrouble], tuple[I
     if not document.impairments:
         return {}, ()
     numbers = {document.host(node): node for node in range(document.max_nodes)}
+    known = switches(document)
     found: dict[int, NodeTrouble] = {}
     trunks: list[Impairment] = []
-    for impairment in _cables(document):
-        touched = _nodes_of(document, numbers, impairment)
-        if not touched:
+    for impairment in document.impairments:
+        if hosts := _hosts_of(numbers, impairment):
+            for node in hosts:
+                found[node] = _more(document, node, found.get(node, _HEALTHY), impairment)
+        elif nodes := _nodes_below(document, known, impairment):
+            _add_to_each(document, found, nodes, impairment, known.get(impairment.part or ""))
+        else:
             trunks.append(impairment)
-        for node in touched:
-            found[node] = _more(document, node, found.get(node, NodeTrouble()), impairment)
     return found, tuple(trunks)
 
 
@@ -147,50 +164,67 @@ def _edges(graph: nx.Graph[str], impairment: Impairment) -> list[tuple[str, str]
     return edges
 
 
-def _cables(document: TopologyDocument) -> tuple[Impairment, ...]:
-    """Return the impairments, a switch that NICs are on written out as its cables to them."""
-    network = document.network
-    parts = {i.part for i in document.impairments}
-    if network is None or not any(
-        part and part.startswith(network.tiers[0].name) for part in parts
-    ):
-        return document.impairments
-    known = switches(document)
-    units = unit_of(network.tiers[0], range(document.max_nodes))
-    written: list[Impairment] = []
-    for impairment in document.impairments:
-        switch = known.get(impairment.part or "")
-        if switch is None or switch.tier > 0:
-            written.append(impairment)
-            continue
-        for node in (units == switch.unit).nonzero()[0].tolist():
-            nics = document.node_type(node).names("nic")
-            of_rail = nics[switch.rail :][:1] if network.layout == "rail" else nics
-            written += [
-                impairment.model_copy(
-                    update={
-                        "link": (f"{document.host(node)}/{nic}", impairment.part),
-                        "part": None,
-                    }
-                )
-                for nic in of_rail
-            ]
-    return tuple(written)
-
-
-def _nodes_of(
-    document: TopologyDocument, numbers: dict[str, int], impairment: Impairment
-) -> list[int]:
-    """Return the nodes that an impairment concerns; none when it lies between switches."""
+def _hosts_of(numbers: dict[str, int], impairment: Impairment) -> list[int]:
+    """Return the nodes whose hosts an impairment names."""
     names = impairment.link or (str(impairment.part),)
-    hosts = {numbers[h] for name in names if (h := name.partition("/")[0]) in numbers}
-    if hosts:
-        return sorted(hosts)
-    domain, switch = document.nvlink_domain, names[0].partition("/")[0]
-    if domain is None or not switch.startswith("domain") or not switch[6:].isdecimal():
-        return []
-    units = unit_of(domain, range(document.max_nodes))
-    return (units == int(switch[6:])).nonzero()[0].tolist()
+    return sorted({numbers[h] for name in names if (h := name.partition("/")[0]) in numbers})
+
+
+def _nodes_below(
+    document: TopologyDocument, known: dict[str, Switch], impairment: Impairment
+) -> range:
+    """Return the nodes on the switch that an impairment names; none where it joins switches."""
+    switch = known.get(impairment.part or "")
+    if document.network is not None and switch is not None and switch.tier == 0:
+        return nodes_of_unit(document.network.tiers[0], switch.unit, document.max_nodes)
+    domain = document.nvlink_domain
+    name = (impairment.link or (str(impairment.part),))[0].partition("/")[0]
+    if domain is None or not name.startswith("domain") or not name[6:].isdecimal():
+        return range(0)
+    return nodes_of_unit(domain, int(name[6:]), document.max_nodes)
+
+
+def _add_to_each(
+    document: TopologyDocument,
+    found: dict[int, NodeTrouble],
+    nodes: range,
+    impairment: Impairment,
+    leaf: Switch | None,
+) -> None:
+    """Add what is wrong with a switch to the trouble of every node on it.
+
+    Nodes of one type that had the same trouble have the same afterwards: it is made once, or a
+    thousand weak switches of a thousand nodes each would take minutes.
+
+    Args:
+        document: Which cluster.
+        found: The trouble so far, changed in place.
+        nodes: Those on the switch.
+        impairment: Of the switch.
+        leaf: The switch where NICs are on it: it is written out as their cables.
+    """
+    made: dict[tuple[int, int], tuple[NodeTrouble, NodeTrouble]] = {}
+    for node in nodes:
+        before = found.get(node, _HEALTHY)
+        island = document.island_of(node) if document.islands else None
+        key = (id(before), -1 if island is None else island.first_node)
+        if key not in made:
+            after = before
+            for one in _cables(document, node, impairment, leaf) if leaf else (impairment,):
+                after = _more(document, node, after, one)
+            made[key] = (before, after)  # before too: its id is not given away
+        found[node] = made[key][1]
+
+
+def _cables(
+    document: TopologyDocument, node: int, impairment: Impairment, leaf: Switch
+) -> Iterator[Impairment]:
+    """Yield a weak switch as the cables of a node's NICs to it."""
+    nics = document.node_type(node).names("nic")
+    by_rail = document.network is not None and document.network.layout == "rail"
+    for nic in nics[leaf.rail :][:1] if by_rail else nics:
+        link = (f"{document.host(node)}/{nic}", impairment.part)
+        yield impairment.model_copy(update={"link": link, "part": None})
 
 
 def _more(
@@ -199,8 +233,8 @@ def _more(
     """Return the trouble of a node with one more impairment."""
     host = document.host(node)
     if impairment.part is not None:
-        of_host, _, part = impairment.part.partition("/")
-        is_of_workers = not part or part in document.node_type(node).workers()
+        of_host, slash, part = impairment.part.partition("/")
+        is_of_workers = not slash or part in document.node_type(node).workers()
         if of_host == host and is_of_workers:
             return NodeTrouble(before.links, min(before.compute_share, impairment.factor))
     _check_ends(document, node, impairment)

@@ -18,6 +18,7 @@ __all__ = [
     "domain_switches",
     "first_switch",
     "narrowing",
+    "nodes_of_unit",
     "num_rails",
     "switch_name",
     "switches",
@@ -48,6 +49,15 @@ def unit_of(level: Tier | NvlinkDomain, nodes: Sequence[int]) -> npt.NDArray[np.
     if level.units is not None:
         return np.searchsorted(np.cumsum(level.units), numbers, side="right").astype(np.int64)
     return np.zeros_like(numbers) if level.num_nodes is None else numbers // level.num_nodes
+
+
+def nodes_of_unit(level: Tier | NvlinkDomain, unit: int, max_nodes: int) -> range:
+    """Return the nodes of a unit, of a cluster of ``max_nodes``; none if there is no such unit."""
+    if level.units is not None:
+        first = sum(level.units[:unit])
+        return range(first, first + sum(level.units[unit : unit + 1]))
+    size = level.num_nodes or max_nodes
+    return range(unit * size, min((unit + 1) * size, max_nodes))
 
 
 def switch_name(network: Network, tier: int, unit: int, rail: int) -> str:

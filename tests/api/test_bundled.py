@@ -119,6 +119,8 @@ def test_a_weak_cable_halves_every_level_it_feeds(client: Client) -> None:
         ({"link": ["n7/nic9:rail0/rail3=0.5"]}, "n7 has no 'n7/nic9'"),
         ({"node": ["n7=1"]}, "must be down, or a number from 0 up to but not 1"),
         ({"node": ["n5000=down"]}, "nothing is called n5000"),
+        ({"node": [f"{'n' * 121}=down"]}, "part must have at most 120 characters"),
+        ({"node": ["n7=down"] * 4097}, "node must have at most 4096 items"),
     ],
 )
 def test_a_weak_part_that_is_none_is_refused_in_words(

@@ -191,6 +191,9 @@ def test_degrade_writes_a_file_and_adds_to_one(run: Run, tmp_path: Path) -> None
         (["--node", "n1/gpu9=0.5"], "n1 has no 'n1/gpu9'"),
         (["--link", "n1/nic0:rail1/rail0=0.5"], "rail1/rail0"),
         (["--link", "n1/gpu0:n1/gpu1=0.5"], "no link"),
+        (["--node", "n1/=0.5"], "n1 has no 'n1/'"),
+        (["--node", f"{'n' * 121}=0.5"], "part must have at most 120 characters"),
+        (["--link", f"n1/nic0:{'n' * 121}=0.5"], "link must have at most 120 characters"),
     ],
 )
 def test_what_cannot_be_weak_exits_2_and_says_why(

@@ -19,7 +19,7 @@ from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
 from planner.topology.fabric import Fabric, Level
 from planner.topology.graph import build_graph
-from planner.topology.impair import degraded
+from planner.topology.impair import degraded, trouble
 from tests.unit.clusters import cluster, link, network, part, tier
 from tests.unit.problems import problem, row
 
@@ -813,3 +813,12 @@ def step_s(fabric: Fabric, layout: dict[str, Any]) -> float:
     """Return seconds of a step on H100."""
     on = problem(on=replace(fabric, device="h100-sxm-80gb"), pipelines=((layout.get("pp", 1), 1),))
     return float(price(on, row(**layout, num_micro_batches=4)).step_time_s()[0])
+
+
+def test_what_is_wrong_with_a_switch_is_worked_out_once_for_all_nodes_on_it() -> None:
+    # node by node, a thousand weak leaves take seconds and large ones minutes
+    document = weak(load_topology("dgx-h100"), 0.5, "rail1/rail0")
+    found, _ = trouble(weak(document, 0.5, "n40/nic3"))
+    assert sorted(found) == list(range(32, 64))
+    assert len({id(what) for what in found.values()}) == 2
+    assert [str(impairment) for impairment in found[32].links] == ["nic0:rail1/rail0=0.5"]
