@@ -7,6 +7,7 @@ import re
 from typing import Final, Literal, NoReturn
 
 from planner.topology.importers.dump import TopologyTextError, checked_text
+from planner.topology.importers.smi.nvidia_smi_listing import DISTANCES, PEER_STATUS
 
 __all__ = ["FABRIC_FORMATS", "NODE_FORMATS", "TextFormat", "detect"]
 
@@ -31,7 +32,7 @@ _NEEDED: Final = (
 )
 
 # Everything is searched for in whole lines, with bounded runs of blanks: a text may be hostile.
-_CODE: Final = r"(?:NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)"
+_CODE: Final = rf"(?:NV\d{{1,2}}|{'|'.join(DISTANCES)})"
 _GAP: Final = r"[^\nA-Za-z0-9]{1,80}"
 # The start of a row of a GPU, behind what a launcher or a quotation puts before it.
 _ROW: Final = (
@@ -59,7 +60,9 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], TextFormat], ...]] = (
     (_lines(r"^[ \t]{0,80}(?:-[ \t]{1,9})?[\"']?topology[\"']?[ \t]{0,9}:"), "slurm-yaml"),
 )
 _MATRIX: Final = re.compile(rf"{_ROW}(?:X{_GAP})?{_CODE}(?!\w)", re.MULTILINE)
-_PEER_STATUS: Final = re.compile(rf"{_ROW}(?:X{_GAP})?(?:OK|CNS|GNS|TNS|NS|DR)(?!\w)", re.MULTILINE)
+_PEER_STATUS: Final = re.compile(
+    rf"{_ROW}(?:X{_GAP})?(?:{'|'.join(PEER_STATUS)})(?!\w)", re.MULTILINE
+)
 _LONE_GPU: Final = re.compile(rf"{_ROW}X(?!\w)", re.MULTILINE)
 
 # Texts that people have at hand, and what is needed in their place.

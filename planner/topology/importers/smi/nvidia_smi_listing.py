@@ -15,13 +15,26 @@ from planner.topology.importers.dump import Remarks, TopologyTextError
 from planner.topology.importers.smi.matrix import MAX_NICS, check_number_of_devices
 from planner.topology.importers.smi.rows import without_prefix
 
-__all__ = ["Listing", "Row", "chosen_listing", "columns_of", "is_affinity", "is_gpu"]
+__all__ = [
+    "DISTANCES",
+    "PEER_STATUS",
+    "Listing",
+    "Row",
+    "chosen_listing",
+    "columns_of",
+    "is_affinity",
+    "is_gpu",
+]
 
-_CELL: Final = re.compile(r"NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC|X")
+# Cells of topo -m but for NVLinks and X; SOC is the old SYS.
+DISTANCES: Final = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
+# Cells of topo -p2p.
+PEER_STATUS: Final = ("OK", "CNS", "GNS", "TNS", "NS", "DR")
+
+_CELL: Final = re.compile(rf"NV\d{{1,2}}|{'|'.join(DISTANCES)}|X")
 # A row that a terminal wrapped loses blanks between cells: "NODENODE".
 _CELLS: Final = re.compile(rf"(?:{_CELL.pattern})+")
-_PLAIN_CELLS: Final = frozenset({"X", "PIX", "PXB", "PHB", "NODE", "SYS", "SOC"})
-_PEER_STATUS: Final = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR"})
+_PLAIN_CELLS: Final = frozenset({"X", *DISTANCES})
 _GPU: Final = re.compile(r"GPU\d{1,4}")
 _NAME: Final = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 _DEVICE: Final = re.compile(r"[A-Za-z][A-Za-z.\-]{0,40}[_\d][\w.\-]{0,40}")  # has a number
@@ -103,7 +116,7 @@ def _all_listings(lines: Sequence[str], *, remarks: Remarks) -> tuple[list[Listi
         if _is_header(tokens):
             _add_header(found, stripped, number)
         elif _is_row(tokens, current):
-            if _PEER_STATUS.intersection(tokens[1:]) and not _has_distance(tokens[1:]):
+            if any(token in PEER_STATUS for token in tokens[1:]) and not _has_distance(tokens[1:]):
                 peer_status_line = peer_status_line or number
                 continue
             num_rows += 1
@@ -134,7 +147,7 @@ def _is_row(tokens: Sequence[str], current: Listing | None) -> bool:
     name, cells = tokens[0], tokens[1:]
     if not cells or not _NAME.fullmatch(name) or _CELLS.fullmatch(name):
         return False
-    is_cell = [_is_cells(token) or token in _PEER_STATUS for token in cells]
+    is_cell = [_is_cells(token) or token in PEER_STATUS for token in cells]
     if is_gpu(name) or (current and current.columns and name in current.columns):
         return any(is_cell)
     return is_cell[0] and sum(is_cell) >= len(cells) / 2
