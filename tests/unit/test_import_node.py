@@ -146,6 +146,13 @@ def test_links_that_a_gpu_cannot_have_are_refused_with_their_line(
     assert "--gpu" in str(caught.value)
 
 
+@pytest.mark.parametrize("ends", [("GPU0", "mlx5_0"), ("cpu0", "cpu1")])
+def test_links_between_parts_that_have_none_are_refused(ends: tuple[str, str]) -> None:
+    found = dump(2, per_cpu=1, nics=(nic("mlx5_0"),))
+    with pytest.raises(TopologyTextError, match=f"joins {ends[0]} and {ends[1]} by nvlink"):
+        build(replace(found, links=(PeerLink(*ends, "nvlink", 1),)), "A100")
+
+
 def test_more_gpus_than_a_node_holds_are_refused_before_anything_is_counted() -> None:
     with pytest.raises(TopologyTextError, match="shows 65 GPUs"):
         build(dump(65), "H100")
