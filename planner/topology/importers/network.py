@@ -107,12 +107,12 @@ class _Joiner:
         if self.fabric is None:
             return nodes or self.options.domain_nodes or 1
         hosts = len(self.fabric.hosts)
-        if hosts == 0 and nodes is None:
-            raise InvalidInputError(
-                f"{self.source} names no nodes; say how many there are (nodes)", where="nodes"
-            )
         if hosts == 0:
-            return nodes or 1
+            if nodes is None:
+                raise InvalidInputError(
+                    f"{self.source} names no nodes; say how many there are (nodes)", where="nodes"
+                )
+            return nodes
         if nodes is not None and nodes > hosts:
             raise InvalidInputError(
                 f"nodes={nodes} but {self.source} has {hosts} hosts; ask for {hosts} at most",
