@@ -17,7 +17,8 @@ __all__ = ["Joined", "join_nodes"]
 
 _GBIT_BYTES: Final = 1e9 / 8
 _RAIL_NICS: Final = 4
-_MANY_HOSTS: Final = 4
+# Nodes that are planned for unless asked, of a cluster of which a text names many.
+_DEFAULT_NODES: Final = 4
 
 
 _OF_NETWORK: Final = ("layout", "leaf_nodes", "oversubscription", "kind", "gpudirect", "nic_gbps")
@@ -126,7 +127,7 @@ class _Joiner:
     def _default_nodes(self) -> int:
         if self.options.nodes is not None:
             return self.options.nodes
-        largest = max(self.domain_units) if self.domain_units else _MANY_HOSTS
+        largest = max(self.domain_units) if self.domain_units else _DEFAULT_NODES
         return min(self.max_nodes, largest)
 
     def _check_no_network_options(self) -> None:
