@@ -128,6 +128,14 @@ def test_options_join_nodes_where_no_text_does() -> None:
     assert (found.document.default_nodes, found.document.max_nodes) == (64, 64)
 
 
+def test_four_nodes_of_a_fabric_are_planned_for_unless_asked() -> None:
+    fabric = "slurm/tree-leaves-only.conf"
+    document = read(H200, "H200", fabric, nic_gbps=400).document
+    assert (document.default_nodes, document.max_nodes) == (4, 79)
+    document = read(H200, "H200", fabric, nic_gbps=400, nodes=2).document
+    assert (document.default_nodes, document.max_nodes) == (2, 79)
+
+
 def test_one_node_without_a_fabric_has_no_network() -> None:
     document = read(H200, "H200").document
     assert (document.max_nodes, document.network, document.nvlink_domain) == (1, None, None)
