@@ -356,10 +356,15 @@ def nic(name: str, bytes_per_s: float | None = None) -> FoundPart:
 
 
 def test_the_fastest_nics_are_kept_and_each_other_is_named() -> None:
-    built = build(dump(2, nics=[nic("eno1", 1.25e8), nic("ib0", 5e10), nic("ib1", 5e10)]), "L40S")
+    nics = [nic("eno1", 1.25e8), nic("ib0", 5e10), nic("ib1", 5e10), nic("eno2")]
+    built = build(dump(2, nics=nics), "L40S")
     assert (built.num_nics, built.nic_bytes_per_s) == (2, 5e10)
     assert [built.named[name] for name in ("nic0", "nic1")] == ["ib0", "ib1"]
-    assert any(text.startswith("NIC eno1 is left out") for text in built.assumptions)
+    left = [text for text in built.assumptions if "is left out" in text]
+    assert [text.split(", others")[0] for text in left] == [
+        "NIC eno1 is left out: 125 MB/s",
+        "NIC eno2 is left out: of unknown rate",
+    ]
 
 
 def test_nics_of_unknown_rate_are_all_kept_and_too_many_are_remarked_on() -> None:

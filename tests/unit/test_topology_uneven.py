@@ -557,6 +557,8 @@ def test_a_switch_above_is_every_cable_up_to_it_and_from_it() -> None:
         compile_fabric(weak(DGX, 0, "spine0"), 64)
     with pytest.raises(InvalidInputError, match="core0=down leaves spine0 no way"):
         compile_fabric(weak(DGX, 0, "core0"), 512)
+    # A job under one leaf crosses no cable above it.
+    assert rate_at(weak(DGX, 0, "spine0"), 32, "rail") == 50e9
 
 
 def tree(oversubscription: float) -> TopologyDocument:
