@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from planner.model.spec import ModelSpec
 from planner.plan import Document
@@ -28,7 +28,7 @@ __all__ = [
 
 # Of a million wrong ones the first is told; no document holds more than 4,096.
 Impaired = Annotated[
-    tuple[Annotated[str, Field(max_length=300)], ...], Field(max_length=4096), FailFast()
+    tuple[Annotated[str, Field(max_length=300)], ...], Field(max_length=4096, fail_fast=True)
 ]
 
 

@@ -85,7 +85,7 @@ class PlanRequest(Document):
     nodes: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         default=None, description="null = the topology's own default"
     )
-    allocation: tuple[HostName, ...] | None = Field(
+    allocation: Annotated[tuple[HostName, ...], Field(fail_fast=True)] | None = Field(
         default=None,
         min_length=1,
         max_length=100_000,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.topology.expand import ends, expand, merged_links, parts_by_end
@@ -15,6 +16,7 @@ from planner.topology.expand import ends, expand, merged_links, parts_by_end
 if TYPE_CHECKING:
     from planner.topology.document import (
         DeviceFigures,
+        Impairment,
         Network,
         NodeType,
         Tier,
@@ -50,6 +52,8 @@ MAX_SOURCE_CHARS: Final = 1000
 MAX_DESCRIPTION_CHARS: Final = 2000
 MAX_ASSUMPTIONS: Final = 64
 MAX_ASSUMPTION_CHARS: Final = 1000
+# NVSwitches between nodes are called domain0/nvswitch0.
+_DOMAIN: Final = "domain"
 _MAX_WORKERS: Final = 1 << 20
 
 
@@ -64,6 +68,7 @@ def check_document(document: TopologyDocument) -> None:
         _check_components(node)
         _check_connected(document, node)
     _check_size(document)
+    _check_impairments(document)
     _check_islands(document)
     _check_network(document)
 
@@ -203,12 +208,26 @@ def _check_size(document: TopologyDocument) -> None:
         if times > 1:
             raise ValueError(f"hosts names {host!r} twice")
     for tier in document.network.tiers if document.network else ():
-        for host in document.hosts:
+        for host in document.hosts or (document.host(0),):
             if is_switch_of(tier.name, host):
                 raise ValueError(
                     f"host {host!r} is also the name of a switch of tier {tier.name}; call the "
                     "tier something else"
                 )
+    for host in document.hosts if document.nvlink_domain else ():
+        if is_switch_of(_DOMAIN, host):
+            raise ValueError(
+                f"host {host!r} is also the name of an NVLink domain; call the host something else"
+            )
+
+
+def _check_impairments(document: TopologyDocument) -> None:
+    """Nothing has two factors: which of them is meant would be a guess."""
+    seen: dict[frozenset[str], Impairment] = {}
+    for impairment in document.impairments:
+        other = seen.setdefault(impairment.names(), impairment)
+        if other.factor != impairment.factor:
+            raise ValueError(f"impairments say {other} and {impairment}; give one of them")
 
 
 def is_switch_of(tier: str, name: str) -> bool:
@@ -270,9 +289,16 @@ def _check_network(document: TopologyDocument) -> None:
 
 def _check_tiers(network: Network, below: tuple[int, ...] | int, max_nodes: int) -> None:
     names = [tier.name for tier in network.tiers]
-    reserved = {"nvlink", "xgmi", "pcie", "cpu", "smp", "loopback"}
+    reserved = {"nvlink", "xgmi", "pcie", "cpu", "smp", "loopback", _DOMAIN}
     if len(set(names)) != len(names) or reserved & set(names):
-        raise ValueError(f"tiers need distinct names other than those of links; got {names}")
+        raise ValueError(
+            f"tiers need distinct names other than those of links and {_DOMAIN!r}; got {names}"
+        )
+    for name, other in permutations(names, 2):
+        if is_switch_of(name, other):
+            raise ValueError(
+                f"tier {other} is called as a switch of tier {name}; call one something else"
+            )
     for tier in network.tiers:
         if tier.num_nodes is not None and tier.units is not None:
             raise ValueError(f"tier {tier.name} has num_nodes and units; give one of them")

@@ -10,7 +10,7 @@ which shares the node's ``cores`` with the others. A document has one or the oth
 calls both *workers*. Documents come from users too, so every size here is bounded.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,6 +50,9 @@ ComponentKind = Literal["gpu", "process", "cpu", "nvswitch", "pcie_switch", "nic
 LinkKind = Literal["nvlink", "xgmi", "pcie", "c2c", "smp", "loopback"]
 Library = Literal["nccl", "rccl", "hccl", "oneccl", "gloo"]
 
+# With less, a step would take longer than the universe is old, and numbers overflow.
+_LEAST_FACTOR: Final = 1e-6
+
 Name = Annotated[str, Field(min_length=1, max_length=120)]
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
@@ -59,7 +62,12 @@ Source = Annotated[
 NodeCount = Annotated[int, Field(ge=1, le=1_000_000)]
 Units = Annotated[
     tuple[NodeCount, ...],
-    Field(min_length=1, max_length=100_000, description="nodes of each unit, in host order"),
+    Field(
+        min_length=1,
+        max_length=100_000,
+        fail_fast=True,  # here and below: of a million wrong items the first is told
+        description="nodes of each unit, in host order",
+    ),
 ]
 
 
@@ -105,7 +113,7 @@ class NodeType(Document):
     """What one host is made of. Workers are numbered as listed; so are their local ranks."""
 
     components: tuple[Component, ...] = Field(min_length=1, max_length=256)
-    links: tuple[Link, ...] = Field(min_length=1, max_length=4096)
+    links: tuple[Link, ...] = Field(min_length=1, max_length=4096, fail_fast=True)
     cores: int | None = Field(
         default=None, ge=1, le=4096, description="CPU cores that the processes of a node share"
     )
@@ -217,7 +225,15 @@ class Impairment(Document):
     def _is_one_thing(self) -> "Impairment":
         if (self.link is None) == (self.part is None):
             raise ValueError("an impairment needs a link or a part, and not both")
+        if 0 < self.factor < _LEAST_FACTOR:
+            raise ValueError(
+                f"factor={self.factor:g}: what has less than {_LEAST_FACTOR:g} left is down: give 0"
+            )
         return self
+
+    def names(self) -> frozenset[str]:
+        """Return the ends of the link, in no order, or the part: what tells two apart."""
+        return frozenset(self.link or (str(self.part),))
 
     def __str__(self) -> str:
         """Return it as the command line writes it: ``n7/nic0:rail0/rail0=0.5``."""
@@ -236,13 +252,16 @@ class TopologyDocument(Document):
     default_nodes: NodeCount = 1
     max_nodes: NodeCount = 1
     hosts: tuple[HostName, ...] = Field(
-        default=(), max_length=1_000_000, description="names of the nodes; else n0, n1, ..."
+        default=(),
+        max_length=1_000_000,
+        fail_fast=True,
+        description="names of the nodes; else n0, n1, ...",
     )
     node: NodeType
     islands: tuple[Island, ...] = Field(default=(), max_length=64)
     nvlink_domain: NvlinkDomain | None = None
     network: Network | None = None
-    impairments: tuple[Impairment, ...] = Field(default=(), max_length=4096)
+    impairments: tuple[Impairment, ...] = Field(default=(), max_length=4096, fail_fast=True)
     assumptions: tuple[Annotated[str, Field(max_length=MAX_ASSUMPTION_CHARS)], ...] = Field(
         default=(), max_length=MAX_ASSUMPTIONS
     )

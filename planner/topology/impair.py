@@ -92,7 +92,7 @@ def degraded(document: TopologyDocument, more: Sequence[Impairment]) -> Topology
             "n7/nic0:rail0/rail0=0.5, or a node as n7=down",
             where="impairments",
         )
-    newest = {frozenset(i.link or (i.part,)): i for i in (*document.impairments, *more)}
+    newest = {one.names(): one for one in (*document.impairments, *more)}
     impairments = [impairment.model_dump() for impairment in newest.values()]
     after = parse_topology({**document.model_dump(mode="json"), "impairments": impairments})
     down = [node for node, what in trouble(after)[0].items() if what.compute_share == 0]
@@ -116,7 +116,8 @@ def trouble(document: TopologyDocument) -> tuple[dict[int, NodeTrouble], tuple[I
     known = switches(document)
     found: dict[int, NodeTrouble] = {}
     trunks: list[Impairment] = []
-    for impairment in document.impairments:
+    # What is listed twice is as weak as what is listed once.
+    for impairment in {one.names(): one for one in document.impairments}.values():
         if hosts := _hosts_of(numbers, impairment):
             for node in hosts:
                 found[node] = _more(document, node, found.get(node, _HEALTHY), impairment)

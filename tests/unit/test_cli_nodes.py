@@ -187,6 +187,7 @@ def test_degrade_writes_a_file_and_adds_to_one(run: Run, tmp_path: Path) -> None
         (["--node", "n1=-0.1"], "'-0.1' must be down"),
         (["--node", "n1=nan"], "'nan' must be down"),
         (["--node", "n1=half"], "'half' must be down"),
+        (["--node", "n1=5e-324"], "what has less than 1e-06 left is down: give 0"),
         (["--node", "n9999=0.5"], "nothing is called n9999"),
         (["--node", "n1/gpu9=0.5"], "n1 has no 'n1/gpu9'"),
         (["--link", "n1/nic0:rail1/rail0=0.5"], "rail1/rail0"),

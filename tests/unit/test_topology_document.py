@@ -70,6 +70,15 @@ def tier(**changes: Any) -> dict[str, Any]:
     return {"name": "leaf", "latency_s": 1e-7, "source": "made up", **changes}
 
 
+@pytest.mark.parametrize("field", ["hosts", "impairments"])
+def test_of_many_wrong_items_the_first_is_told(field: str) -> None:
+    # a million complaints take the service ten seconds, in which it answers nobody
+    with pytest.raises(InvalidInputError) as caught:
+        parse_topology(two_gpus(**{field: [7] * 1000}))
+    assert f"{field}[0]" in str(caught.value)
+    assert f"{field}[1]" not in str(caught.value)
+
+
 def test_a_small_cluster_is_accepted_and_survives_a_round_trip() -> None:
     document = parse_topology(two_gpus())
     assert parse_topology(json.loads(document.model_dump_json())) == document

@@ -424,6 +424,21 @@ FOUR_RANKS = {
         ({"hosts": ["a", "b"]}, "hosts names 2 nodes but max_nodes=4"),
         ({"hosts": ["a", "b", "c", "a"]}, "hosts names 'a' twice"),
         ({"hosts": ["a", "b", "c", "leaf0"]}, "'leaf0' is also the name of a switch of tier leaf"),
+        ({"network": network(20e9, tier("n"))}, "'n0' is also the name of a switch of tier n"),
+        ({"network": network(20e9, tier("r", 2), tier("r1"))}, "tier r1 is called as a switch of"),
+        ({"network": network(20e9, tier("domain"))}, "other than those of links and 'domain'"),
+        (
+            {"nvlink_domain": DOMAIN, "hosts": ["a", "b", "c", "domain0"]},
+            "'domain0' is also the name of an NVLink domain",
+        ),
+        (
+            {"impairments": [{"part": "n1", "factor": f} for f in (0.5, 0.25)]},
+            "impairments say n1=0.5 and n1=0.25; give one of them",
+        ),
+        (
+            {"impairments": [{"part": "n1", "factor": 1e-300}]},
+            "what has less than 1e-06 left is down: give 0",
+        ),
         (
             {"network": None, "nvlink_domain": {**DOMAIN, "units": [2, 2]}},
             "max_nodes=4 but nothing joins more than 2 nodes",
@@ -539,6 +554,8 @@ def test_a_cable_listed_twice_is_broken_once() -> None:
     other_way = {"link": ["spine0", "rail0/rail3"], "factor": 0}
     document = changed(DGX, impairments=[cable, cable, other_way])
     assert rate_at(document, 64, "spine") == pytest.approx(7 / 8 * 50e9)
+    weak_twice = changed(DGX, impairments=[{"part": "n1/nic0", "factor": 0.5}] * 2)
+    assert rate_at(weak_twice, 4, "rail") == rate_at(weak(DGX, 0.5, "n1/nic0"), 4, "rail")
 
 
 def test_a_switch_of_the_first_tier_is_every_cable_to_its_nics() -> None:
