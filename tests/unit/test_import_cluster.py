@@ -203,6 +203,9 @@ def test_leaves_that_nothing_joins_get_a_stage_and_the_assumption_says_so() -> N
     found = read(H200, "H200", "slurm/tree-leaves-only.conf", nic_gbps=400, oversubscription=4)
     assert tiers(found) == [("leaf", 1), ("top", 4)]
     assert "joins s0, s1 and 3 more: one more stage" in said(found)
+    assert "as much goes up" not in said(found)
+    full = read(H200, "H200", "slurm/tree-leaves-only.conf", nic_gbps=400)
+    assert "as much goes up from leaf" in said(full)
 
 
 def test_blocks_are_domains_or_switches_and_never_said_to_be_both() -> None:

@@ -558,6 +558,15 @@ def test_a_cable_listed_twice_is_broken_once() -> None:
     assert rate_at(weak_twice, 4, "rail") == rate_at(weak(DGX, 0.5, "n1/nic0"), 4, "rail")
 
 
+def test_the_weakest_of_several_cables_decides() -> None:
+    cables = [
+        {"link": [f"rail{unit}/rail3", "spine0"], "factor": factor}
+        for unit, factor in ((0, 0.5), (1, 0.75))
+    ]
+    for listed in (cables, cables[::-1]):
+        assert rate_at(changed(DGX, impairments=listed), 64, "spine") == pytest.approx(25e9)
+
+
 def test_a_switch_of_the_first_tier_is_every_cable_to_its_nics() -> None:
     assert rate_at(weak(DGX, 0.5, "rail0/rail3"), 4, "rail") == pytest.approx(25e9)
     assert rate_at(weak(DGX, 0, "rail0/rail3"), 4, "rail") == pytest.approx(7 / 8 * 50e9)
