@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.text import Text
 
 from planner import __version__
 from planner.documents import parse_json, validated
@@ -51,6 +53,9 @@ EXIT_BAD_INPUT: Final = 2
 _GRACE_S: Final = 5
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
+
+# Control characters but tab and newline, and what turns the direction of writing.
+_STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 # Width of tables where no terminal says its own.
 _PIPE_WIDTH: Final = 140
@@ -328,7 +333,7 @@ def degrade_topology(
     """
     before = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
     after = degraded(before, parse_impairments(link or (), node or ()))
-    told = Console(stderr=True, width=_PIPE_WIDTH, highlight=False)
+    told = _Output(stderr=True, width=_PIPE_WIDTH)
     show_degraded(told, *(compile_fabric(d, live_nodes(d)) for d in (before, after)))
     if output is None:
         _print(after.model_dump_json(indent=2))
@@ -627,12 +632,21 @@ def _write(path: Path | None, document: str) -> None:
 
 
 class _Output(Console):
+    """A console on which names of strangers are text: no escapes for the terminal, no emoji."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(highlight=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return ``text`` as it is shown."""
+        return super().render_str(_visible(text), **options)
+
     def on_broken_pipe(self) -> None:
         _leave_closed_pipe()
 
 
 def _console() -> Console:
-    return _Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+    return _Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def _print(document: str) -> None:
@@ -649,7 +663,16 @@ def _leave_closed_pipe() -> NoReturn:
 
 
 def _say(message: str) -> None:
-    typer.echo(f"commplan: {message}", err=True)
+    typer.echo(f"commplan: {_visible(message)}", err=True)
+
+
+def _visible(text: str) -> str:
+    r"""Return text with what steers a terminal written out.
+
+    >>> _visible("a\x1b[31m")
+    'a\\x1b[31m'
+    """
+    return _STEERING.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def _complain(error: PlannerError) -> None:

@@ -209,3 +209,20 @@ def test_a_cluster_with_every_node_down_is_refused(run: Run) -> None:
     status, out, err = run("topology", "degrade", "local-gloo", "--node", "n0=down")
     assert (status, out) == (2, "")
     assert "every node would be down; leave one of them up" in err
+
+
+def test_names_of_strangers_steer_no_terminal_and_become_no_markup(
+    run: Run, tmp_path: Path
+) -> None:
+    document = json.loads(run("topology", "show", "dgx-h100", "--json")[1])
+    steering = "[red]a[/red]:fire:\x1b[2J\x9b31m\u202e"
+    document |= {"name": steering, "assumptions": [steering]}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    shown = run("topology", "show", str(path))
+    weak = run("topology", "degrade", str(path), "--node", "n7=0.5", "--output", str(path))
+    refused = run("topology", "degrade", str(path), "--node", f"{steering}=0.5")
+    assert [status for status, *_ in (shown, weak, refused)] == [0, 0, 2]
+    for said in (shown[1], weak[2], refused[2]):
+        assert "[red]a[/red]:fire:\\x1b[2J\\x9b31m\\u202e" in said
+        assert not set(steering[-8:]) & set("\x1b\x9b\u202e") & set(said)
