@@ -29,6 +29,7 @@ from planner.summary import (
     traffic,
     waiting,
 )
+from planner.topology.bounds import node_bounds
 from planner.topology.document import TopologyDocument
 from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
@@ -149,6 +150,11 @@ def show_fabric(
     for number, level in enumerate(fabric.levels if below else ()):
         words = (cells[number] for cells in below.values() if cells)
         out.print(f"{escape(level.name)}: {'; '.join(filter(None, words))}")
+    if found := node_bounds(document):
+        limits = (
+            f"{op} {format_rate(1 / bound.seconds_per_byte, 'B/s')}" for op, bound in found.items()
+        )
+        out.print(f"among all GPUs of a node, algbw is at most: {', '.join(limits)}")
     _show_assumptions(out, document.assumptions)
 
 

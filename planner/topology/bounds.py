@@ -48,7 +48,10 @@ from typing import Any, Final
 import networkx as nx
 
 from planner.errors import InvalidInputError
+from planner.plan import Collective
 from planner.topology.cuts import least_cut, least_exit, worst_partition, worst_ratio_cut
+from planner.topology.document import TopologyDocument
+from planner.topology.graph import node_graph
 
 __all__ = [
     "Bound",
@@ -57,6 +60,7 @@ __all__ = [
     "all_to_all_bound",
     "broadcast_bound",
     "links_of_kinds",
+    "node_bounds",
     "reduce_scatter_bound",
 ]
 
@@ -106,6 +110,27 @@ def links_of_kinds(graph: nx.Graph[str], kinds: Iterable[str]) -> nx.Graph[str]:
     """Return a view of ``graph`` with all its vertices, and of its links those of ``kinds``."""
     wanted = frozenset(kinds)
     return nx.subgraph_view(graph, filter_edge=lambda a, b: graph.edges[a, b]["kind"] in wanted)
+
+
+def node_bounds(document: TopologyDocument) -> dict[Collective, Bound]:
+    """Return the bounds of all GPUs of the first node, over links that one communicator uses.
+
+    NVLink or xGMI where they join all of them, else these and the ways through the host. Empty for
+    a lone GPU and for ranks that are processes.
+    """
+    node, graph = document.node_type(0), node_graph(document)
+    workers = node.workers()
+    if len(workers) == 1 or node.count("process"):
+        return {}
+    for kinds in (("nvlink",), ("xgmi",), ("nvlink", "xgmi", "pcie", "c2c", "smp")):
+        links = links_of_kinds(graph, kinds)
+        if set(workers) <= nx.node_connected_component(links, workers[0]):
+            return {
+                "all_gather": all_gather_bound(links, workers),
+                "all_reduce": all_reduce_bound(links, workers),
+                "all_to_all": all_to_all_bound(links, workers),
+            }
+    return {}
 
 
 def all_gather_bound(graph: nx.Graph[str], workers: Sequence[str]) -> Bound:

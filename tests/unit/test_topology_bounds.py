@@ -18,6 +18,7 @@ from planner.topology.bounds import (
     all_to_all_bound,
     broadcast_bound,
     links_of_kinds,
+    node_bounds,
     reduce_scatter_bound,
 )
 from planner.topology.bundled import load_topology
@@ -438,3 +439,25 @@ def test_a_unit_of_others_is_refused() -> None:
     graph, gpus = ring(4)
     with pytest.raises(InvalidInputError, match="gpu03, which is none of the 3 workers"):
         all_to_all_bound(graph, gpus[:3], [gpus[2:]])
+
+
+@pytest.mark.parametrize(
+    ("name", "gather", "reduce"),
+    [
+        ("dgx-h100", 450 * 8 / 7, 450),  # switches that reduce
+        ("dgx-a100", 300 * 8 / 7, 300 * 4 / 7),
+        ("mi300x-8x400-roce", 448 * 8 / 7, 448 * 4 / 7),
+        ("rtx-pro-6000-x8", 2 * 22, 22),  # half of the output crosses the sockets
+    ],
+)
+def test_bounds_of_a_node_are_over_what_one_communicator_uses(
+    name: str, gather: float, reduce: float
+) -> None:
+    found = node_bounds(load_topology(name))
+    assert 1e-9 / found["all_gather"].seconds_per_byte == pytest.approx(gather)
+    assert 1e-9 / found["all_reduce"].seconds_per_byte == pytest.approx(reduce)
+
+
+@pytest.mark.parametrize("name", ["local-gloo", "a40-x1-ib"])
+def test_a_node_without_several_gpus_has_no_bounds(name: str) -> None:
+    assert node_bounds(load_topology(name)) == {}
