@@ -287,7 +287,7 @@ def _show_placements(out: Console, plan: Plan) -> None:
             "chosen" if option.is_chosen else "",
         )
     if plan.placements:
-        _show(out, "weak or unlike nodes: keep them, drop them, or move", table)
+        _show(out, "which nodes: keep those asked for, drop some, or move", table)
     if plan.waiting is not None:
         out.print(f"\n{waiting(plan.waiting)}", markup=False)
 

@@ -21,6 +21,7 @@ __all__ = ["Placement", "allocated_nodes", "packed_nodes", "placements"]
 
 # Leaving nodes out may leave a number that no layout divides; rounder ones below are tried too.
 _ROUND_NUMBERS: Final[tuple[int, ...]] = (1, 2, 4, 8, 64, 512)
+_COMMON_ODD_PART: Final = 3
 # Every option is a search of its own; beyond this many kinds of trouble all weak nodes go together.
 _MOST_KINDS: Final = 3
 # Units that hold all nodes, of which the one with fewest switches below is looked for.
@@ -95,8 +96,9 @@ def allocated_nodes(
 def placements(
     document: TopologyDocument, nodes: Sequence[int], spares: Iterable[int]
 ) -> tuple[Placement, ...]:
-    """Return the options for a job on ``nodes``, as asked for first; a healthy, uniform cluster
-    has one.
+    """Return the options for a job on ``nodes``, as asked for first.
+
+    A healthy, uniform cluster has one, unless few layouts divide that many nodes.
 
     Args:
         document: Which cluster.
@@ -108,11 +110,18 @@ def placements(
     found = {tuple(nodes): Placement("keep", tuple(nodes))}
     parts = [(part, _ROUND_NUMBERS) for part in _strong_parts(document, nodes, weak)]
     parts += [(part, (1,)) for part in _but_one_kind(nodes, weak)]
+    if not parts and _is_awkward(len(nodes)):
+        parts.append((list(nodes), _ROUND_NUMBERS))
     for kept, multiples in parts:
         dropped = _dropped(document, nodes, kept, multiples)
         for option in (*dropped, *_moved(document, nodes, kept, healthy)):
             found.setdefault(option.nodes, option)
     return tuple(found.values())
+
+
+def _is_awkward(num_nodes: int) -> bool:
+    """Return whether the number has an odd part that batches and layers rarely have: 31, 28, 10."""
+    return num_nodes // (num_nodes & -num_nodes) > _COMMON_ODD_PART
 
 
 def packed_nodes(document: TopologyDocument, nodes: Sequence[int]) -> tuple[int, ...] | None:

@@ -69,7 +69,7 @@ def test_the_table_says_what_could_be_done_about_a_weak_node(run: Run, tmp_path:
     file.write_text(cluster(impairments=impairments("n1=0.5")).model_dump_json())
     status, out, _ = run(*PLAN, "-t", str(file), "-n", "3")
     assert status == 0
-    rows = out.split("weak or unlike nodes: keep them, drop them, or move\n")[1].splitlines()[:4]
+    rows = out.split("which nodes: keep those asked for, drop some, or move\n")[1].splitlines()[:4]
     assert [row.split()[:2] for row in rows[1:]] == [["keep", "3"], ["drop", "2"], ["move", "3"]]
     assert rows[3].split()[2:4] == ["n1", "n3"]
     assert [row.endswith("chosen") for row in rows[1:]] == [False, False, True]

@@ -12,6 +12,7 @@ from planner.constants import ACHIEVED_FRACTION
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.plan import Plan
 from planner.planning import make_plan
+from planner.request import PlanRequest
 from planner.resolving import resolve
 from planner.topology.bundled import load_topology
 from planner.topology.compile import live_nodes
@@ -182,6 +183,34 @@ def test_of_many_nodes_a_number_that_layouts_divide_is_left() -> None:
     weak = degraded(load_topology("dgx-h100"), parse_impairments([], ["n5=0.5"]))
     offered = placements(weak, range(2048), ())
     assert [len(p.nodes) for p in offered] == [2048, 2047, 2046, 2044, 2040, 1984, 1536]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "sizes"),
+    [(31, [31, 30, 28, 24]), (20, [20, 16]), (1, [1]), (24, [24]), (48, [48]), (512, [512])],
+)
+def test_of_healthy_nodes_some_are_left_only_where_few_layouts_divide_them(
+    num_nodes: int, sizes: list[int]
+) -> None:
+    offered = placements(load_topology("dgx-h100"), range(num_nodes), ())
+    assert [len(p.nodes) for p in offered] == sizes
+    assert {p.choice for p in offered[1:]} <= {"drop"}
+
+
+def test_a_weak_node_makes_no_plan_faster_than_healthy_ones_have() -> None:
+    """31 nodes of 8: 248 ranks divide few batches, 224 or 192 many more."""
+    request = {
+        "topology": "dgx-h100",
+        "nodes": 31,
+        "model": "llama3-8b",
+        "training": {"global_batch_size": 512, "seq_len": 4096},
+    }
+    healthy = make_plan(resolve(PlanRequest.model_validate(request)))
+    weak = degraded(load_topology("dgx-h100"), parse_impairments([], ["n26=0.5"]))
+    less = make_plan(resolve(PlanRequest.model_validate({**request, "topology": weak})))
+    assert healthy.prediction.step_time_s <= less.prediction.step_time_s
+    assert healthy.layout.world_size < 248
+    assert [option.num_nodes for option in healthy.placements] == [31, 30, 28, 24]
 
 
 def test_each_kind_of_weakness_may_go_alone() -> None:
