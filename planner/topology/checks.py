@@ -71,6 +71,7 @@ def check_document(document: TopologyDocument) -> None:
     _check_impairments(document)
     _check_islands(document)
     _check_network(document)
+    _check_unit_names(document)
 
 
 # ------------------------------------------------------------------------------------ figures
@@ -219,6 +220,31 @@ def _check_size(document: TopologyDocument) -> None:
             raise ValueError(
                 f"host {host!r} is also the name of an NVLink domain; call the host something else"
             )
+
+
+def _check_unit_names(document: TopologyDocument) -> None:
+    """Every unit of a tier has a name, and no two things have the same."""
+    tiers = document.network.tiers if document.network else ()
+    taken = set(document.hosts)
+    for tier in tiers:
+        if tier.unit_names is None:
+            continue
+        size = tier.num_nodes or document.max_nodes
+        num_units = len(tier.units) if tier.units else -(-document.max_nodes // size)
+        if len(tier.unit_names) != num_units:
+            raise ValueError(
+                f"tier {tier.name} has {len(tier.unit_names)} unit_names for {num_units} units"
+            )
+        numbered = [_DOMAIN, *(other.name for other in tiers if other.unit_names is None)]
+        if not document.hosts:
+            numbered.append("n")
+        for name in tier.unit_names:
+            if name in taken or any(is_switch_of(other, name) for other in numbered):
+                raise ValueError(
+                    f"tier {tier.name} calls a switch {name!r}, as something else is or may be "
+                    "called; leave unit_names out, or change it"
+                )
+            taken.add(name)
 
 
 def _check_impairments(document: TopologyDocument) -> None:

@@ -28,6 +28,7 @@ from planner.topology.checks import (
 from planner.topology.expand import SingleLink, merged_links
 
 __all__ = [
+    "HOST_NAME_PATTERN",
     "Component",
     "ComponentKind",
     "DeviceFigures",
@@ -54,7 +55,8 @@ Library = Literal["nccl", "rccl", "hccl", "oneccl", "gloo"]
 _LEAST_FACTOR: Final = 1e-6
 
 Name = Annotated[str, Field(min_length=1, max_length=120)]
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")]
+HOST_NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
+HostName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
 Source = Annotated[
     str, Field(min_length=1, max_length=MAX_SOURCE_CHARS, description="where figures come from")
@@ -162,6 +164,10 @@ class Tier(Document):
         default=None, description="nodes of one unit; null = the whole cluster, or as in units"
     )
     units: Units | None = None
+    unit_names: (
+        Annotated[tuple[HostName, ...], Field(min_length=1, max_length=100_000, fail_fast=True)]
+        | None
+    ) = Field(default=None, description="what its switches are called; else name and number")
     oversubscription: float = Field(default=1.0, description="1 to 1000")
     latency_s: float = Field(description="added to a message that comes up here, 0 to 1")
     source: Source

@@ -1,7 +1,7 @@
 """Which unit of a tier, or which NVLink domain, a node lies in, and what its switches are called.
 
-The parallel switches of one unit are one vertex of the graph, "leaf3"; in the first tier of a
-rail-optimised network there is one for each rail, "rail3/rail0".
+The parallel switches of one unit are one vertex of the graph, "leaf3" unless the tier names it; in
+the first tier of a rail-optimised network there is one for each rail, "rail3/rail0".
 """
 
 import math
@@ -62,8 +62,9 @@ def nodes_of_unit(level: Tier | NvlinkDomain, unit: int, max_nodes: int) -> rang
 
 def switch_name(network: Network, tier: int, unit: int, rail: int) -> str:
     """Return the name of a switch in the graph."""
-    by_rail = network.layout == "rail" and tier == 0
-    return f"{network.tiers[tier].name}{unit}" + (f"/rail{rail}" if by_rail else "")
+    by_rail, named = network.layout == "rail" and tier == 0, network.tiers[tier]
+    name = named.unit_names[unit] if named.unit_names else f"{named.name}{unit}"
+    return name + (f"/rail{rail}" if by_rail else "")
 
 
 def domain_switches(domain: NvlinkDomain, unit: int) -> list[str]:

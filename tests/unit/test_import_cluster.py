@@ -12,6 +12,8 @@ from planner.hardware.gpus import gpu_model
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument, parse_topology
+from planner.topology.graph import build_graph
+from planner.topology.impair import degraded, parse_impairments
 from planner.topology.importers.cluster import Imported, ImportOptions, import_topology
 from planner.topology.importers.detect import detect
 from planner.topology.importers.dump import TopologyTextError
@@ -449,3 +451,32 @@ def test_nics_far_from_gpus_stay_and_a_lone_matrix_compiles() -> None:
     )
     assert found.document.node.count("nic") == 2
     assert compiled_levels(found)[-1][:2] == ("fabric", 4)
+
+
+def test_switches_keep_the_names_that_slurm_has_for_them() -> None:
+    text = (SAMPLES / "slurm" / "tree-topograph-oci.conf").read_text("utf-8")
+    node = (SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt").read_text("utf-8")
+    found = import_topology(
+        node,
+        node_source="node",
+        gpu="H200",
+        fabric_text=text,
+        options=ImportOptions(nic_gbps=400),
+    ).document
+    weak = degraded(found, parse_impairments(["leaf-1-1/rail0:spine-1=0.5"], []))
+    names = {level.name: level.bytes_per_s for level in compile_fabric(weak, 96).levels}
+    assert (names["leaf"], names["spine"], names["core"]) == (50e9, 25e9, 25e9)
+    graph = build_graph(found, 96)
+    assert {"leaf-1-1/rail0", "spine-1", "core"} <= set(graph)
+    assert "leaf0/rail0" not in graph
+
+
+def test_switches_that_are_called_like_others_are_numbered() -> None:
+    """A host cannot be told from a switch of its name."""
+    text = "SwitchName=a Nodes=n1\nSwitchName=n3 Nodes=n2,n3\nSwitchName=top Switches=a,n3\n"
+    node = (SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt").read_text("utf-8")
+    found = import_topology(
+        node, node_source="node", gpu="H200", fabric_text=text, options=ImportOptions(nic_gbps=400)
+    ).document
+    assert found.network is not None
+    assert [tier.unit_names for tier in found.network.tiers] == [None, None]

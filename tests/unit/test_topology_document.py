@@ -9,8 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
+from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
 from planner.topology.document import parse_topology
+from planner.topology.units import first_switch
 
 
 def two_gpus(**changes: Any) -> dict[str, Any]:
@@ -268,3 +270,28 @@ def test_junk_is_refused_cleanly_or_compiles(changes: list[tuple[tuple[Any, ...]
         return  # any other exception fails the test
     assert fabric.levels[-1].unit_size >= fabric.num_gpus
     assert all(level.bytes_per_s > 0 for level in fabric.levels)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("a", "b"), "tier tier0 has 2 unit_names for 4 units"),
+        (("a", "b", "c", "a"), "calls a switch 'a', as something else"),
+        (("a", "b", "c", "tier10"), "calls a switch 'tier10', as something else"),
+        (("a", "b", "c", "n7"), "calls a switch 'n7', as something else"),
+        (("a", "b", "c", "domain1"), "calls a switch 'domain1', as something else"),
+    ],
+)
+def test_names_of_switches_are_complete_and_their_own(names: tuple[str, ...], said: str) -> None:
+    data = json.loads(load_topology("dgx-h100").model_dump_json())
+    data |= {"max_nodes": 8, "default_nodes": 8}
+    data["network"]["tiers"] = [
+        {"name": "tier0", "num_nodes": 2, "unit_names": names, "latency_s": 0, "source": "test"},
+        {"name": "tier1", "latency_s": 0, "source": "test"},
+    ]
+    with pytest.raises(InvalidInputError, match=said):
+        parse_topology(data)
+    data["network"]["tiers"][0]["unit_names"] = ("tier00", "tier01", "x", "y")
+    network = parse_topology(data).network
+    assert network is not None
+    assert first_switch(network, 7, 3) == "y/rail3"

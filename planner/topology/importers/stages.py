@@ -1,11 +1,12 @@
 """The stages of switches between nodes, innermost first, as tiers of a document."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from planner.errors import InvalidInputError
 from planner.topology.checks import OVERSUBSCRIPTION_RANGE, is_switch_of
-from planner.topology.document import Tier
+from planner.topology.document import HOST_NAME_PATTERN, Tier
 from planner.topology.importers.dump import FabricDump, FoundTier
 from planner.topology.importers.figures import (
     BELOW_SPINE_LATENCY_S,
@@ -116,13 +117,16 @@ def tiers_of(
     said: list[str] = []
     full = [stage.name for stage in stages[:-1] if stage.oversubscription is None]
     tiers: list[Tier] = []
+    named = _are_named(stages, hosts)
     goes_up = 1.0
     for number, stage in enumerate(stages):
         latency_s, what = _latency(number, len(stages))
+        name = _free_name(stage.name, hosts, [tier.name for tier in tiers])
         tiers.append(
             Tier(
-                name=_free_name(stage.name, hosts, [tier.name for tier in tiers]),
+                name=name,
                 units=None if stage.units == (max_nodes,) else stage.units,
+                unit_names=stage.unit_names if named and stage.unit_names else None,
                 oversubscription=min(OVERSUBSCRIPTION_RANGE[1], goes_up),
                 latency_s=latency_s,
                 source=f"{source}. Latency assumed: {what}",
@@ -143,6 +147,22 @@ def tiers_of(
             "of the first): no text says how much does"
         )
     return _with_equal_units(tiers, domain_units), said
+
+
+def _are_named(stages: Sequence[FoundTier], hosts: Sequence[str]) -> bool:
+    """Return whether a document can have the names that the text has for switches.
+
+    A last stage that was assumed has one switch and no name.
+    """
+    names = [name for stage in stages for name in stage.unit_names]
+    complete = all(len(stage.unit_names) == len(stage.units) for stage in stages[:-1])
+    return (
+        bool(names)
+        and complete
+        and len({*names, *hosts}) == len(names) + len(hosts)
+        and all(re.fullmatch(HOST_NAME_PATTERN, name) for name in names)
+        and not any(is_switch_of(tier, name) for tier in ("domain", "top") for name in names)
+    )
 
 
 def _latency(number: int, num_stages: int) -> tuple[float, str]:
