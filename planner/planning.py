@@ -22,7 +22,7 @@ from planner.plan import (
     Waiting,
     document_hash,
 )
-from planner.resolving import ResolvedRequest, build_problem, resolve
+from planner.resolving import ResolvedRequest, build_problem, resolve, topology_fingerprint
 from planner.search.answer import answer
 from planner.search.rank import Ranking, rank
 from planner.search.suggest import smallest_change
@@ -228,7 +228,7 @@ def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:
     request = resolved.request
     return document_hash(
         {
-            "topology": resolved.topology.model_dump(mode="json"),
+            "topology": topology_fingerprint(resolved.topology),
             "nodes": len(resolved.nodes),
             "allocation": [*map(resolved.host, resolved.nodes)] if resolved.hosts else None,
             "model": resolved.model.model_dump(mode="json"),

@@ -92,8 +92,11 @@ def planned_nodes(resolved: ResolvedRequest, plan: Plan) -> tuple[int, ...]:
 
 
 def topology_fingerprint(topology: TopologyDocument) -> str:
-    """Return what a calibration is filed under: the hash of the document."""
-    return document_hash(topology)
+    """Return what a calibration is filed under: the hash of what the document says.
+
+    Fields left at their default do not count, so that a new one changes no fingerprint.
+    """
+    return document_hash(topology.model_dump(mode="json", exclude_defaults=True))
 
 
 def build_problem(
