@@ -49,7 +49,13 @@ import networkx as nx
 
 from planner.errors import InvalidInputError
 from planner.plan import Collective
-from planner.topology.cuts import least_cut, least_exit, worst_partition, worst_ratio_cut
+from planner.topology.cuts import (
+    contracted,
+    least_cut,
+    least_exit,
+    worst_partition,
+    worst_ratio_cut,
+)
 from planner.topology.document import TopologyDocument
 from planner.topology.graph import node_graph
 
@@ -179,7 +185,7 @@ def all_reduce_bound(graph: nx.Graph[str], workers: Sequence[str]) -> Bound:
     terminals = tuple(dict.fromkeys(part_of.get(gpu, gpu) for gpu in workers))
     bounds = [_least_cut_bound(network)] if part_of else []
     if len(terminals) > 1:
-        parts, capacity = worst_partition(_contracted(network.links, part_of), terminals)
+        parts, capacity = worst_partition(contracted(network.links, part_of), terminals)
         sides = [tuple(g for g in workers if part_of.get(g, g) in part) for part in parts]
         sides.sort(key=lambda side: workers.index(side[0]))
         bounds.append(network.bound(Fraction(2 * (len(parts) - 1)), capacity, *sides))
@@ -237,18 +243,6 @@ def _parts_of_reducing_switches(graph: nx.Graph[str], network: _Network) -> dict
         for part in nx.connected_components(joined)
         for member in part
     }
-
-
-def _contracted(links: nx.Graph[str], part_of: dict[str, str]) -> nx.Graph[str]:
-    """Return ``links`` with every part contracted to one vertex, capacities added."""
-    contracted: nx.Graph[str] = nx.Graph()
-    contracted.add_nodes_from(part_of.get(vertex, vertex) for vertex in links)
-    for a, b, link in links.edges(data=True):
-        a, b = part_of.get(a, a), part_of.get(b, b)
-        if a != b:
-            before = contracted.get_edge_data(a, b, default={"capacity": 0})["capacity"]
-            contracted.add_edge(a, b, capacity=before + link["capacity"])
-    return contracted
 
 
 # ------------------------------------------------------------------------------- the input

@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 import networkx as nx
 
-__all__ = ["Cut", "Partition", "least_cut", "least_exit", "worst_partition", "worst_ratio_cut"]
+__all__ = [
+    "Cut",
+    "Partition",
+    "contracted",
+    "least_cut",
+    "least_exit",
+    "worst_partition",
+    "worst_ratio_cut",
+]
 
 # Names that no component can have.
 _SOURCE: Final = ">source"
@@ -130,3 +138,15 @@ def _scaled(links: nx.Graph[str], factor: int) -> nx.Graph[str]:
         (a, b, {"capacity": factor * link["capacity"]}) for a, b, link in links.edges(data=True)
     )
     return scaled
+
+
+def contracted(links: nx.Graph[str], part_of: dict[str, str]) -> nx.Graph[str]:
+    """Return ``links`` with every part contracted to one vertex, capacities added."""
+    quotient: nx.Graph[str] = nx.Graph()
+    quotient.add_nodes_from(part_of.get(vertex, vertex) for vertex in links)
+    for a, b, link in links.edges(data=True):
+        a, b = part_of.get(a, a), part_of.get(b, b)
+        if a != b:
+            before = quotient.get_edge_data(a, b, default={"capacity": 0})["capacity"]
+            quotient.add_edge(a, b, capacity=before + link["capacity"])
+    return quotient

@@ -19,6 +19,7 @@ from networkx.algorithms.flow import build_residual_network, preflow_push
 
 from planner.constants import LOOPBACK_SENDER_CORES
 from planner.errors import InvalidInputError
+from planner.topology.cuts import contracted
 from planner.topology.document import NodeType
 from planner.topology.exits import Exit, nic_exit
 from planner.topology.fabric import LevelKind
@@ -318,7 +319,8 @@ def _exit_rate(graph: nx.Graph[str], units: Sequence[Sequence[str]], kinds: Sequ
     the first and another, because capacities are the same in both directions; of unequal ones
     each has its own. A lone unit has the capacity of its own links.
     """
-    quotient = _quotient(_links_of(graph, kinds), units)
+    first = {member: unit[0] for unit in units for member in unit}
+    quotient = contracted(_links_of(graph, kinds), first)
     names = [unit[0] for unit in units]
     if len(names) == 1:
         own = quotient.edges(names[0], data="capacity", default=0.0)
@@ -339,19 +341,6 @@ def _exit_rate(graph: nx.Graph[str], units: Sequence[Sequence[str]], kinds: Sequ
             where="node.links",
         )
     return rates[worst]
-
-
-def _quotient(links: nx.Graph[str], units: Sequence[Sequence[str]]) -> nx.Graph[str]:
-    """Return ``links`` with each unit contracted to its first member, capacities added."""
-    representative = {member: unit[0] for unit in units for member in unit}
-    quotient: nx.Graph[str] = nx.Graph()
-    quotient.add_nodes_from(unit[0] for unit in units)
-    for a, b, link in links.edges(data=True):
-        a, b = representative.get(a, a), representative.get(b, b)
-        if a != b:
-            before = quotient.get_edge_data(a, b, default={"capacity": 0.0})["capacity"]
-            quotient.add_edge(a, b, capacity=before + link["capacity"])
-    return quotient
 
 
 def _farthest(graph: nx.Graph[str], workers: Sequence[str], kinds: Iterable[str]) -> float:

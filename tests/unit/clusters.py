@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from planner.topology.document import TopologyDocument, parse_topology
+from planner.topology.document import Impairment, TopologyDocument, parse_topology
+from planner.topology.fabric import Fabric
+from planner.topology.impair import degraded
 
 SOURCE = "made up"
 
@@ -52,3 +54,20 @@ def cluster(
             **more,
         }
     )
+
+
+def shape(fabric: Fabric) -> list[tuple[str, int, float]]:
+    """Return name, unit and bytes/s of every level."""
+    return [(level.name, level.unit_size, level.bytes_per_s) for level in fabric.levels]
+
+
+def changed(document: TopologyDocument, **changes: Any) -> TopologyDocument:
+    """Return ``document`` with other fields."""
+    return parse_topology({**document.model_dump(mode="json"), **changes})
+
+
+def weak(document: TopologyDocument, factor: float, *ends: str) -> TopologyDocument:
+    """Return ``document`` with one link, or one part, at ``factor`` of its figure."""
+    if len(ends) == 2:
+        return degraded(document, [Impairment(link=(ends[0], ends[1]), factor=factor)])
+    return degraded(document, [Impairment(part=ends[0], factor=factor)])

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from planner import __version__
-from planner.cli import _welcome, main
+from planner.cli import _welcome
 from planner.model.bundled import model_names
 from planner.model.spec import ModelSpec
 from planner.plan import Calibration, Plan
@@ -24,6 +23,7 @@ from planner.tables import show_plan
 from planner.topology.bundled import topology_names
 from planner.topology.document import TopologyDocument
 from tests.timed import made_up_run
+from tests.unit.conftest import Run
 
 REPO = Path(__file__).parent.parent.parent
 
@@ -33,23 +33,6 @@ PLAN = ["plan", "--topology", "local-gloo", "--model", "example-gpt", "--global-
 MEGATRON = ["-t", "dgx-h100", "-n", "16", "-m", "mixtral-8x7b", "-b", "1024", "-s", "8192"]
 TOO_BIG = ["plan", "-t", "dgx-h100", "-n", "1", "-m", "llama3-405b", "-b", "64", "-s", "8192"]
 # fmt: on
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function from arguments to (exit status, stdout, stderr), in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["commplan", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 def run_process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

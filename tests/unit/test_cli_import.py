@@ -7,29 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main
 from planner.topology.document import parse_topology
 from planner.topology.importers.cluster import ImportOptions, import_topology
+from tests.unit.conftest import Run
 from tests.unit.imported_samples import SAMPLES
-from tests.unit.test_cli import PLAN, Run
+from tests.unit.test_cli import PLAN
 
 H200 = SAMPLES / "nvidia-smi-topo" / "h200-x8-8nic.txt"
 TREE = SAMPLES / "slurm" / "tree-topograph-oci.conf"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function from arguments to (exit status, stdout, stderr), in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["commplan", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 def test_the_document_is_on_stdout_and_every_guess_on_stderr(run: Run) -> None:

@@ -1,39 +1,20 @@
 """``commplan plan --nodelist`` and ``commplan topology degrade``, as Slurm users type them."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from planner.cli import main
 from planner.plan import Calibration, Plan
 from planner.topology.document import TopologyDocument
 from tests.timed import made_up_run
+from tests.unit.conftest import Run
 from tests.unit.placed import cluster, impairments
-
-Run = Callable[..., tuple[int, str, str]]
 
 # fmt: off
 PLAN = ["plan", "-t", "dgx-h100", "-m", "example-gpt", "-b", "96", "-s", "1024", "-c", "pp=1",
         "-c", "recompute=none"]
 # fmt: on
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function from arguments to (exit status, stdout, stderr), in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["commplan", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 def plan_of(out: str) -> Plan:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
+from planner.topology.importers.dump import NodeDump, TopologyTextError
 from planner.topology.importers.xml.lstopo import read_lstopo
+from tests.unit.dumps import children, of_kind, part, remarks
 from tests.unit.xml_mutations import mutated
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology" / "lstopo-xml"
@@ -16,22 +17,6 @@ TEXTS = {path.stem: path.read_text() for path in sorted(SAMPLES.glob("*.xml"))}
 
 def read(name: str) -> NodeDump:
     return read_lstopo(TEXTS[name], name)
-
-
-def of_kind(dump: NodeDump, kind: str) -> list[FoundPart]:
-    return [part for part in dump.parts if part.kind == kind]
-
-
-def part(dump: NodeDump, name: str) -> FoundPart:
-    return next(part for part in dump.parts if part.name == name)
-
-
-def children(dump: NodeDump, parent: str) -> set[str]:
-    return {part.name for part in dump.parts if part.parent == parent}
-
-
-def remarks(dump: NodeDump) -> str:
-    return "\n".join(str(remark) for remark in dump.remarks)
 
 
 def topology(objects: str, rest: str = "", version: str = '"2.0"') -> str:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.topology.importers.dump import FoundPart, NodeDump, TopologyTextError
+from planner.topology.importers.dump import NodeDump, TopologyTextError
 from planner.topology.importers.xml.nccl_xml import read_nccl_xml
 from planner.topology.importers.xml.pci import bus_key
+from tests.unit.dumps import children, of_kind, part, remarks
 from tests.unit.xml_mutations import mutated
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
@@ -26,22 +27,6 @@ PCIE_3_X16 = 8e9 / 8 * 128 / 130 * 16
 
 def read(name: str) -> NodeDump:
     return read_nccl_xml(TEXTS[name], name)
-
-
-def of_kind(dump: NodeDump, kind: str) -> list[FoundPart]:
-    return [part for part in dump.parts if part.kind == kind]
-
-
-def part(dump: NodeDump, name: str) -> FoundPart:
-    return next(part for part in dump.parts if part.name == name)
-
-
-def children(dump: NodeDump, parent: str) -> set[str]:
-    return {part.name for part in dump.parts if part.parent == parent}
-
-
-def remarks(dump: NodeDump) -> str:
-    return "\n".join(str(remark) for remark in dump.remarks)
 
 
 def node(inner: str, cpu: str = 'numaid="0"') -> str:

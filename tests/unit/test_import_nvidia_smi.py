@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from planner.topology.importers.dump import NodeDump, TopologyTextError
 from planner.topology.importers.smi.nvidia_smi import read_nvidia_smi
+from tests.unit.fuzz_imports import damaged
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology" / "nvidia-smi-topo"
 
@@ -545,34 +546,6 @@ def test_hostile_texts_take_no_time(name: str) -> None:
     assert time.process_time() - start < 2
 
 
-def damaged(rng: random.Random, text: str) -> str:
-    for _ in range(rng.choice([1, 1, 2, 3, 6])):
-        lines = text.split("\n")
-        i, j = rng.randrange(len(lines)), rng.randrange(len(lines))
-        kind = rng.randrange(8)
-        if kind == 0:
-            del lines[i]
-        elif kind == 1:
-            lines.insert(j, lines[i])
-        elif kind == 2:
-            lines[i], lines[j] = lines[j], lines[i]
-        elif kind == 3:
-            lines = lines[: i + 1]
-        elif kind == 4:
-            lines[i] = lines[i][: rng.randrange(len(lines[i]) + 1)]
-        text = "\n".join(lines) or "x"
-        at = rng.randrange(len(text))
-        if kind == 5:
-            text = text[:at] + chr(ord(text[at]) ^ 1 << rng.randrange(7)) + text[at + 1 :]
-        elif kind == 6:
-            text = (
-                text[:at] + rng.choice(["NV", "GPU", "X", "\t", "\n", "é", "0", "SYS "]) + text[at:]
-            )
-        elif kind == 7:
-            text = text[:at] + text[at + rng.randrange(40) :]
-    return text or "x"
-
-
 def check_dump(dump: NodeDump) -> None:
     """Names are unique, parents come first, every switch joins two things, every link two parts."""
     known: set[str] = set()
@@ -589,10 +562,10 @@ def check_dump(dump: NodeDump) -> None:
 
 @pytest.mark.parametrize("name", sorted(SEEN))
 def test_a_damaged_text_is_a_node_or_refused(name: str) -> None:
-    rng = random.Random(name)
+    rng, text = random.Random(name), sample(f"{name}.txt")
     for _ in range(40):
         try:
-            dump = read_nvidia_smi(damaged(rng, sample(f"{name}.txt")), "pasted")
+            dump = read_nvidia_smi(damaged(text, text, rng), "pasted")
         except TopologyTextError:
             continue
         check_dump(dump)

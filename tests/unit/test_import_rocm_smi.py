@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from planner.topology.importers.dump import NodeDump, TopologyTextError
 from planner.topology.importers.smi.amd_smi import read_amd_smi
 from planner.topology.importers.smi.rocm_smi import read_rocm_smi
+from tests.unit.fuzz_imports import damaged
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 ROCM = sorted((SAMPLES / "rocm-smi-showtopo").glob("*.txt"))
@@ -353,27 +354,6 @@ def test_hostile_texts_take_no_time(read: Callable[[str, str], NodeDump], name: 
     assert time.process_time() - start < 2
 
 
-def damaged(rng: random.Random, text: str) -> str:
-    for _ in range(rng.choice([1, 1, 2, 3, 6])):
-        lines = text.split("\n")
-        i, j, kind = rng.randrange(len(lines)), rng.randrange(len(lines)), rng.randrange(6)
-        if kind == 0:
-            del lines[i]
-        elif kind == 1:
-            lines.insert(j, lines[i])
-        elif kind == 2:
-            lines[i], lines[j] = lines[j], lines[i]
-        elif kind == 3:
-            lines = lines[: i + 1]
-        text = "\n".join(lines) or "x"
-        at = rng.randrange(len(text))
-        if kind == 4:
-            text = text[:at] + chr(ord(text[at]) ^ 1 << rng.randrange(7)) + text[at + 1 :]
-        elif kind == 5:
-            text = text[:at] + rng.choice(["GPU", "15", "-", "é", "null", "{", "XGMI"]) + text[at:]
-    return text
-
-
 @pytest.mark.parametrize(
     ("read", "text"),
     [
@@ -390,7 +370,7 @@ def test_a_damaged_text_is_a_node_or_refused(
     rng = random.Random(len(text))
     for _ in range(60):
         try:
-            dump = read(damaged(rng, text), "pasted")
+            dump = read(damaged(text, text, rng), "pasted")
         except TopologyTextError:
             continue
         names = [part.name for part in dump.parts]

@@ -4,9 +4,9 @@ One text is about a node, another, or a few options, about what joins the nodes.
 says is guessed in one place each and said in the document's ``assumptions``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from planner.errors import InvalidInputError
 from planner.hardware.devices import device
@@ -19,7 +19,7 @@ from planner.topology.checks import (
 )
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument, parse_topology
-from planner.topology.importers.detect import FABRIC_FORMATS, NODE_FORMATS, detect
+from planner.topology.importers.detect import detect
 from planner.topology.importers.dump import FabricDump, NodeDump, TopologyTextError, checked_text
 from planner.topology.importers.fabric.ibnetdiscover import read_ibnetdiscover
 from planner.topology.importers.fabric.slurm import read_slurm_conf, read_slurm_yaml
@@ -34,6 +34,8 @@ from planner.topology.importers.xml.nccl_xml import read_nccl_xml
 
 __all__ = ["ImportOptions", "Imported", "import_topology"]
 
+DumpT = TypeVar("DumpT", NodeDump, FabricDump)
+
 _NODE_READERS: Final[dict[str, Callable[[str, str], NodeDump]]] = {
     "nvidia-smi": read_nvidia_smi,
     "rocm-smi": read_rocm_smi,
@@ -46,6 +48,9 @@ _FABRIC_READERS: Final[dict[str, Callable[[str, str], FabricDump]]] = {
     "slurm-yaml": read_slurm_yaml,
     "ibnetdiscover": read_ibnetdiscover,
 }
+
+_NO_NODE: Final = "describes a fabric; give it with --fabric, and a text about one node"
+_NO_FABRIC: Final = "describes one node; give it with --node, and a text about the fabric"
 
 # Whose kernels a GPU without its own is taken to have: planner.hardware.devices.custom_device.
 _KERNELS_LIKE: Final = "h100-sxm-80gb"
@@ -91,8 +96,12 @@ def import_topology(
     """
     options = options or ImportOptions()
     node_source, fabric_source = node_source[-_MAX_SOURCE_NAME:], fabric_source[-_MAX_SOURCE_NAME:]
-    dump = _node_dump(node_text, node_source)
-    fabric = None if fabric_text is None else _fabric_dump(fabric_text, fabric_source)
+    dump = _dump(node_text, node_source, _NODE_READERS, _NO_NODE)
+    fabric = (
+        None
+        if fabric_text is None
+        else _dump(fabric_text, fabric_source, _FABRIC_READERS, _NO_FABRIC)
+    )
     model, said = choose_model(dump, gpu, source=node_source)
     in_domain = options.domain_nodes is not None or (fabric is not None and bool(fabric.domains))
     node = build_node(
@@ -119,28 +128,20 @@ def import_topology(
     return Imported(document, tuple(remarks))
 
 
-def _node_dump(text: str | bytes, source: str) -> NodeDump:
+def _dump(
+    text: str | bytes,
+    source: str,
+    readers: Mapping[str, Callable[[str, str], DumpT]],
+    elsewhere: str,
+) -> DumpT:
+    """Return what the text says, if its format has one of ``readers``."""
     text = checked_text(text, source=source)
     name = detect(text, source)
-    if name not in _NODE_READERS:
+    if name not in readers:
         raise TopologyTextError(
-            f"is {name}, which describes a fabric; give it with --fabric, and a text about one "
-            f"node ({', '.join(NODE_FORMATS)}) here",
-            source=source,
+            f"is {name}, which {elsewhere} ({', '.join(readers)}) here", source=source
         )
-    return _NODE_READERS[name](text, source)
-
-
-def _fabric_dump(text: str | bytes, source: str) -> FabricDump:
-    text = checked_text(text, source=source)
-    name = detect(text, source)
-    if name not in _FABRIC_READERS:
-        raise TopologyTextError(
-            f"is {name}, which describes one node; give it with --node, and a text about the "
-            f"fabric ({', '.join(FABRIC_FORMATS)}) here",
-            source=source,
-        )
-    return _FABRIC_READERS[name](text, source)
+    return readers[name](text, source)
 
 
 def _document(

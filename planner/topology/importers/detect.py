@@ -9,7 +9,7 @@ from typing import Final, Literal, NoReturn
 from planner.topology.importers.dump import TopologyTextError, checked_text
 from planner.topology.importers.smi.nvidia_smi_listing import DISTANCES, PEER_STATUS
 
-__all__ = ["FABRIC_FORMATS", "NODE_FORMATS", "TextFormat", "detect"]
+__all__ = ["TextFormat", "detect"]
 
 TextFormat = Literal[
     "nvidia-smi",
@@ -21,9 +21,6 @@ TextFormat = Literal[
     "slurm-yaml",
     "ibnetdiscover",
 ]
-
-NODE_FORMATS: Final = ("nvidia-smi", "rocm-smi", "amd-smi", "nccl-xml", "lstopo")
-FABRIC_FORMATS: Final = ("slurm-conf", "slurm-yaml", "ibnetdiscover")
 
 _NEEDED: Final = (
     "for a node give nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology, the file of "

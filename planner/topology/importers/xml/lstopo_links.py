@@ -3,8 +3,8 @@
 Values are MB/s (10**6). NVLinkBandwidth counts one direction: hwloc adds the one-way rate of each
 link, from the NVLink version, to both places of the matrix (its hwloc/topology-nvml.c). The
 diagonal is a made-up value for local memory. XGMIBandwidth of hwloc up to 2.12 is the constant
-100,000 for every pair that xGMI joins at all, directly or not, with "TODO: verify" beside it
-(hwloc/topology-rsmi.c): such a matrix tells who is joined, not how fast.
+100,000 for every pair that xGMI joins at all, directly or not, marked as unverified in
+hwloc/topology-rsmi.c: such a matrix tells who is joined, not how fast.
 """
 
 from collections.abc import Iterable, Mapping
