@@ -310,7 +310,20 @@ def _check_network(document: TopologyDocument) -> None:
             raise ValueError(
                 "network joins NICs, but the node has none; add a component of kind nic"
             )
+        _check_part_names(network, island_node)
     _check_tiers(network, below, document.max_nodes)
+
+
+def _check_part_names(network: Network, node: NodeType) -> None:
+    """No part of a node is called like a switch: both are vertices of the node's graph."""
+    parts = [name for component in node.components for name in component.names()]
+    for tier in network.tiers:
+        for part in parts:
+            if is_switch_of(tier.name, part) or part in (tier.unit_names or ()):
+                raise ValueError(
+                    f"tier {tier.name} has a switch called as the node's {part}; call one "
+                    "something else"
+                )
 
 
 def _check_tiers(network: Network, below: tuple[int, ...] | int, max_nodes: int) -> None:

@@ -257,6 +257,7 @@ JUNK = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(leaves(two_gpus())), JUNK), min_size=1, max_size=3))
 @example([(("node", "components", 2, "kind"), "gpu")])  # islands of two GPUs and of one
+@example([(("network", "tiers", 0, "name"), "gpu")])  # a switch gpu0 beside the GPU
 def test_junk_is_refused_cleanly_or_compiles(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     document = copy.deepcopy(two_gpus())
     for path, value in changes:
