@@ -114,6 +114,6 @@ def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     known = set(_KNOWN.get(choice.op, _LIBRARY))
     if choice.op == "all_reduce" and choice.axis in _HIERARCHICAL and not plan.sharding.zero_stage:
         known.add("hierarchical")
-    asked = {choice.algorithm, *(threshold.algorithm for threshold in choice.thresholds)}
+    asked = {method.algorithm for method in choice.methods()}
     for algorithm in sorted(asked - known):
         yield f"collectives: {algorithm} for {choice.op} on {choice.axis}"

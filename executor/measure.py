@@ -113,11 +113,11 @@ def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int
         _run_send_recv(trainer, probe, group, size_bytes)
         return
     call, actual_bytes = _collective(probe, group, size_bytes)
-    algorithm = trainer.recorder.algorithm_that_runs(probe.axis, probe.op, actual_bytes)
+    algorithm = trainer.recorder.library_method(probe.axis, probe.op, actual_bytes).algorithm
     split = trainer.mesh.splits.get(probe.axis)
     if probe.op == "all_reduce" and split is not None:
-        planned = trainer.plan.algorithm(probe.axis, "all_reduce", actual_bytes)
-        if planned == "hierarchical":
+        planned = trainer.plan.method(probe.axis, "all_reduce", actual_bytes)
+        if planned.algorithm == "hierarchical":
             buffer = torch.zeros(actual_bytes // _PROBE_DTYPE.itemsize, dtype=_PROBE_DTYPE)
             call, algorithm = lambda: hierarchical_all_reduce(buffer, split), "hierarchical"
     key = CallKey(probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True)

@@ -15,17 +15,33 @@ __all__ = ["Mesh", "RankGroup", "SplitGroup", "build_mesh"]
 class RankGroup:
     """The ranks this process communicates with on one axis, in axis order.
 
-    ``process_group`` is None where this rank is alone: then there is nothing to call.
+    Attributes:
+        ranks: Of the members.
+        index: Of this rank among them.
+        process_group: None where this rank is alone: then there is nothing to call.
+        units: Members (their indices) by unit of the innermost fabric level, in axis order; empty
+            where all lie on one.
     """
 
     ranks: tuple[int, ...]
     index: int
     process_group: dist.ProcessGroup | None
+    units: tuple[tuple[int, ...], ...] = ()
 
     @property
     def size(self) -> int:
         """Return the number of ranks."""
         return len(self.ranks)
+
+    @property
+    def circle(self) -> tuple[int, ...]:
+        """Return the members' indices, those of a unit next to each other.
+
+        >>> RankGroup((0, 1, 2, 3), 0, None, units=((0, 2), (1, 3))).circle
+        (0, 2, 1, 3)
+        """
+        members = tuple(member for unit in self.units for member in unit)
+        return members or tuple(range(self.size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +53,13 @@ class SplitGroup:
         across: One rank of every unit: those at this rank's position inside, if units hold
             equally many of the group; else the first of each, and the others are alone.
         is_even: Units hold equally many.
+        above: ``across`` split by unit of the next level, for collectives of three levels.
     """
 
     inside: RankGroup
     across: RankGroup
     is_even: bool
+    above: "SplitGroup | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +117,7 @@ class _Builder:
 
 def _is_hierarchical(plan: Plan, axis: Axis) -> bool:
     return any(
-        choice.axis == axis
-        and "hierarchical" in {choice.algorithm, *(t.algorithm for t in choice.thresholds)}
+        choice.axis == axis and any(m.algorithm == "hierarchical" for m in choice.methods())
         for choice in plan.collectives
     )
 

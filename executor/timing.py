@@ -27,7 +27,15 @@ from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import Mesh
 from executor.peers import lost_peer
-from planner.plan import Algorithm, Axis, Collective, CollectiveTiming, Plan
+from planner.plan import (
+    Algorithm,
+    Axis,
+    CallPath,
+    Collective,
+    CollectiveTiming,
+    Method,
+    Plan,
+)
 
 __all__ = ["CallKey", "Recorder", "tensor_bytes"]
 
@@ -60,6 +68,7 @@ class CallKey:
     is_probe: bool = False
     peer: int | None = None
     is_send: bool | None = None
+    path: CallPath = "library"
 
 
 class Recorder:
@@ -84,6 +93,7 @@ class Recorder:
                 axis=key.axis,
                 op=key.op,
                 algorithm=key.algorithm,
+                path=key.path,
                 size_bytes=key.size_bytes,
                 group_size=key.group_size,
                 seconds=tuple(seconds),
@@ -94,10 +104,10 @@ class Recorder:
             for key, seconds in self._seconds.items()
         )
 
-    def algorithm_that_runs(self, axis: Axis, op: Collective, size_bytes: int) -> Algorithm:
-        """Return the algorithm of a call that is left to the library."""
-        planned = self._plan.algorithm(axis, op, size_bytes)
-        return _LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned)
+    def library_method(self, axis: Axis, op: Collective, size_bytes: int) -> Method:
+        """Return how a call is done that is left to the library."""
+        planned = self._plan.method(axis, op, size_bytes).algorithm
+        return Method(_LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned))
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:

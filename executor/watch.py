@@ -301,7 +301,7 @@ class Watch:
             return None
         if known == "send_recv":
             return self.recorder.p2p_key(axis, size_bytes, peer, is_send=is_send)
-        algorithm = self.recorder.algorithm_that_runs(axis, known, size_bytes)
+        algorithm = self.recorder.library_method(axis, known, size_bytes).algorithm
         return CallKey(axis, known, algorithm, size_bytes, len(ranks))
 
     def _axis(self, ranks: tuple[int, ...], op: Collective) -> Axis | None:

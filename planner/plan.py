@@ -12,7 +12,7 @@ Two generators lay axes over the same ranks of one pipeline stage, in either ord
 
 import hashlib
 import json
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,8 @@ __all__ = [
     "Breakdown",
     "Calibration",
     "CalibrationRun",
+    "CallFit",
+    "CallPath",
     "Collective",
     "CollectiveChoice",
     "CollectiveTiming",
@@ -36,6 +38,7 @@ __all__ = [
     "Layout",
     "LevelFit",
     "MemoryParts",
+    "Method",
     "ModelSummary",
     "Phase",
     "Pipeline",
@@ -92,9 +95,24 @@ Collective = Literal[
     "scatter",
     "send_recv",
 ]
+# hierarchical = inside units of the innermost fabric level, then across them; three_level = across
+# the units of the next level too; copy_engine = copies in memory that all members can load and
+# store, without sends (by DMA engines on GPUs, by the cores where "GPUs" are cores).
 Algorithm = Literal[
-    "singleton", "ring", "tree", "hierarchical", "direct", "pairwise", "point_to_point"
+    "singleton",
+    "ring",
+    "tree",
+    "halving_doubling",
+    "hierarchical",
+    "three_level",
+    "direct",
+    "pairwise",
+    "copy_engine",
+    "point_to_point",
 ]
+# Who runs it: the backend's own call (of a hierarchy, one per part), this project's executor by
+# sends and receives, shared memory of a host (inside units, of a hierarchy), NCCL without SMs, mori.
+CallPath = Literal["library", "executor", "shm", "nccl_zero_cta", "mori"]
 ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeMode = Literal["none", "selective", "full"]
 # Of stages and data-parallel ranks the second are outermost with Megatron's --use-tp-pp-dp-mapping.
@@ -111,6 +129,17 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Method(NamedTuple):
+    """How a collective is done, and by whom."""
+
+    algorithm: Algorithm
+    path: CallPath = "library"
+
+    def __str__(self) -> str:
+        """Return the algorithm, and who runs it unless it is the library: ``ring (executor)``."""
+        return self.algorithm if self.path == "library" else f"{self.algorithm} ({self.path})"
 
 
 class Document(BaseModel):
@@ -257,6 +286,11 @@ class RankRule(Document):
         default=None,
         description="ranks of each unit; null = blocks of ranks_per_unit consecutive ranks",
     )
+    outer_units: tuple[tuple[int, ...], ...] | None = Field(
+        default=None,
+        description="ranks of each unit of the next fabric level, across which three_level "
+        "collectives work last; null = one unit holds all",
+    )
     hosts: tuple[str, ...] | None = Field(
         default=None,
         description="host of the i-th block of ranks (torchrun's node rank i); null = any order",
@@ -273,6 +307,17 @@ class RankRule(Document):
         if self.units is None:
             return rank // self.ranks_per_unit
         return next(number for number, ranks in enumerate(self.units) if rank in ranks)
+
+    def outer_unit_of(self, rank: int) -> int:
+        """Return the number of the unit of the next level that ``rank`` lies on.
+
+        >>> rule = RankRule(ranks_per_node=1, ranks_per_unit=1, outer_units=((0, 1), (2, 3)))
+        >>> rule.outer_unit_of(2)
+        1
+        """
+        if self.outer_units is None:
+            return 0
+        return next(number for number, ranks in enumerate(self.outer_units) if rank in ranks)
 
 
 class BatchSplit(Document):
@@ -325,6 +370,7 @@ class SizeThreshold(Document):
 
     up_to_bytes: Bytes | None
     algorithm: Algorithm
+    path: CallPath = "library"
 
 
 class CollectiveChoice(Document):
@@ -335,20 +381,31 @@ class CollectiveChoice(Document):
     group_size: int = Field(ge=1)
     size_bytes: Bytes = Field(description="the size this plan sends most, nccl-tests' S")
     algorithm: Algorithm
+    path: CallPath = "library"
     predicted_s: Seconds
     runner_up: Algorithm | None
+    runner_up_path: CallPath = "library"
     runner_up_s: Seconds | None
     thresholds: tuple[SizeThreshold, ...]
     bound_s: Seconds | None = Field(
         default=None, description="below which no algorithm comes at nominal link rates"
     )
 
-    def algorithm_for(self, size_bytes: int) -> Algorithm:
-        """Return the algorithm for a message of ``size_bytes``."""
+    def method_for(self, size_bytes: int) -> Method:
+        """Return how a message of ``size_bytes`` is sent."""
         for threshold in self.thresholds:
             if threshold.up_to_bytes is None or size_bytes <= threshold.up_to_bytes:
-                return threshold.algorithm
-        return self.algorithm
+                return Method(threshold.algorithm, threshold.path)
+        return Method(self.algorithm, self.path)
+
+    def methods(self) -> frozenset[Method]:
+        """Return every method that some size takes."""
+        return frozenset(
+            {
+                Method(self.algorithm, self.path),
+                *(Method(step.algorithm, step.path) for step in self.thresholds),
+            }
+        )
 
 
 class TimedOp(Document):
@@ -365,6 +422,7 @@ class TimedOp(Document):
     axis: Axis | None = None
     op: Collective | None = None
     algorithm: Algorithm | None = None
+    path: CallPath = "library"
     group_size: int = Field(default=1, ge=1)
     size_bytes: Bytes = 0
     flop: float = Field(default=0, ge=0)
@@ -498,6 +556,8 @@ class Probe(Document):
 
     axis: Axis
     op: Collective
+    algorithm: Algorithm | None = Field(default=None, description="null = the planned method")
+    path: CallPath = "library"
     sizes_bytes: tuple[Annotated[int, Field(ge=1, le=1 << 33)], ...] = Field(max_length=32)
 
 
@@ -563,11 +623,12 @@ class Plan(Document):
                 f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; "
                 f"need each of the {self.model.num_layers} layers exactly once, in model order"
             )
-        if self.ranks.units is not None:
-            placed = sorted(rank for unit in self.ranks.units for rank in unit)
-            if placed != list(range(self.layout.world_size)):
+        for field in ("units", "outer_units"):
+            units = getattr(self.ranks, field)
+            placed = sorted(rank for unit in units or () for rank in unit)
+            if units is not None and placed != list(range(self.layout.world_size)):
                 raise ValueError(
-                    f"ranks.units hold the ranks {placed[:8]}...; need each of "
+                    f"ranks.{field} hold the ranks {placed[:8]}...; need each of "
                     f"0..{self.layout.world_size - 1} exactly once"
                 )
         return self
@@ -584,18 +645,18 @@ class Plan(Document):
         """Return the ranks of every group of ``axis``; the groups partition the world."""
         return groups(self.layout, axis, self.ranks.order)
 
-    def algorithm(self, axis: Axis, op: Collective, size_bytes: int) -> Algorithm:
-        """Return the planned algorithm; a group of one, or an unplanned call, is the default.
+    def method(self, axis: Axis, op: Collective, size_bytes: int) -> Method:
+        """Return the planned method; a group of one, or an unplanned call, is the default.
 
         The executor evaluates this for every message; a plan without a choice for ``axis`` and
         ``op`` leaves the call to the library (ring is what gloo and NCCL fall back to).
         """
         if self.layout.degree(axis) == 1:
-            return "singleton"
+            return Method("singleton")
         for choice in self.collectives:
             if (choice.axis, choice.op) == (axis, op):
-                return choice.algorithm_for(size_bytes)
-        return "ring"
+                return choice.method_for(size_bytes)
+        return Method("ring")
 
 
 # ------------------------------------------------------------------------- ranks and groups
@@ -689,6 +750,7 @@ class CollectiveTiming(Document):
     axis: Axis
     op: Collective
     algorithm: Algorithm
+    path: CallPath = "library"
     size_bytes: Bytes
     group_size: int = Field(ge=2)
     seconds: tuple[Seconds, ...] = Field(min_length=1)
@@ -753,13 +815,24 @@ class LevelFit(Document):
     residual: float = Field(ge=0, description="median relative error of the fit")
 
 
+class CallFit(Document):
+    """Alpha and bandwidth per level of one operation by one path: none is derived from another."""
+
+    op: Collective
+    path: CallPath
+    levels: tuple[LevelFit, ...] = Field(min_length=1)
+
+
 class Calibration(Document):
     """Constants refitted on one cluster. ``id`` hashes everything else."""
 
     schema_version: Literal[1] = 1
     id: str
     topology: str
-    levels: tuple[LevelFit, ...]
+    levels: tuple[LevelFit, ...] = Field(description="all operations together")
+    calls: tuple[CallFit, ...] = Field(
+        default=(), description="operations and paths measured well enough to be told apart"
+    )
     compute_scale: Rate = Field(description="measured over prior seconds, forward and backward")
     optimizer_scale: Rate = Field(description="measured over prior seconds of the optimizer")
     host_overhead_s: Seconds = Field(description="per step, outside compute and collectives")

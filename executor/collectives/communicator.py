@@ -184,10 +184,10 @@ class Communicator:
         return RingPass(self.recorder, key, ends, tensor, received, start, issued_s)
 
     def _planned(self, op: Collective, size_bytes: int) -> Algorithm:
-        return self.plan.algorithm(self.axis, op, size_bytes)
+        return self.plan.method(self.axis, op, size_bytes).algorithm
 
     def _key(self, op: Collective, size_bytes: int, algorithm: Algorithm | None = None) -> CallKey:
-        runs = algorithm or self.recorder.algorithm_that_runs(self.axis, op, size_bytes)
+        runs = algorithm or self.recorder.library_method(self.axis, op, size_bytes).algorithm
         return CallKey(self.axis, op, runs, size_bytes, self.size)
 
 

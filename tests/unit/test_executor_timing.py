@@ -115,4 +115,4 @@ def test_on_gloo_a_library_call_is_a_ring_whatever_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = recorder_of(make_plan(dp=4, gradient_algorithm="tree"), monkeypatch)
-    assert recorder.algorithm_that_runs("dp_cp", "all_reduce", 4096) == "ring"
+    assert recorder.library_method("dp_cp", "all_reduce", 4096) == ("ring", "library")

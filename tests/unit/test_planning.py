@@ -109,7 +109,7 @@ def test_collectives_name_runner_up_and_thresholds() -> None:
 def test_an_axis_of_one_has_no_collective() -> None:
     found = plan(constraints={"cp": 1, "tp": 1})
     assert {c.axis for c in found.collectives}.isdisjoint({"cp", "tp"})
-    assert found.algorithm("cp", "send_recv", 1 << 20) == "singleton"
+    assert found.method("cp", "send_recv", 1 << 20) == ("singleton", "library")
 
 
 def test_unknown_names_list_the_nearest() -> None:
