@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # public without their types
 
 from executor.mesh import RankGroup, SplitGroup
 
@@ -21,7 +22,7 @@ _TIMEOUT = timedelta(seconds=20)
 class Sent:
     """A process group of which the bytes sent to each member are counted; receives pass."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
         self.bytes_to: Counter[int] = Counter()
         self.num_messages = 0
@@ -45,7 +46,7 @@ def on_ranks(
 
     The group's ``process_group`` is a ``Sent``, None for a single rank.
     """
-    store, results, errors = dist.HashStore(), {}, []
+    store, results, errors = HashStore(), {}, []
 
     def run(index: int) -> None:
         try:
@@ -67,9 +68,7 @@ def on_ranks(
     return [results[index] for index in range(size)]
 
 
-def split_by_units(
-    whole: RankGroup, units: Sequence[Sequence[int]], store: dist.Store
-) -> SplitGroup:
+def split_by_units(whole: RankGroup, units: Sequence[Sequence[int]], store: Store) -> SplitGroup:
     """Return this rank's end of the group split by ``units``, on gloo groups of their own.
 
     Args:
@@ -89,7 +88,7 @@ def split_by_units(
         ranks = next(tuple(group) for group in groups if mine in group)
         if len(ranks) == 1:
             return RankGroup(ranks, 0, None)
-        own = dist.PrefixStore(f"{name}{ranks}", store)
+        own = PrefixStore(f"{name}{ranks}", store)
         group = Sent(dist.ProcessGroupGloo(own, ranks.index(mine), len(ranks), _TIMEOUT))
         return RankGroup(ranks, ranks.index(mine), cast(dist.ProcessGroup, group))
 
