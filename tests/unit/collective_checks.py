@@ -14,23 +14,7 @@ from executor.collectives.protocol import Op
 from executor.mesh import RankGroup
 from tests.unit.gloo_ranks import on_ranks
 
-__all__ = ["REDUCIBLE", "check_op", "small_integers"]
-
-_REALS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_INTEGERS: Final = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
-_ORDERED: Final = (*_REALS, *_INTEGERS)
-
-# What gloo of torch 2.13 reduces, tried with two ranks; it refuses all else.
-REDUCIBLE: Final[dict[Op, tuple[torch.dtype, ...]]] = {
-    dist.ReduceOp.SUM: (*_ORDERED, torch.complex64, torch.complex128),
-    dist.ReduceOp.AVG: (*_REALS, torch.complex64, torch.complex128),
-    dist.ReduceOp.PRODUCT: _ORDERED,
-    dist.ReduceOp.MIN: _ORDERED,
-    dist.ReduceOp.MAX: _ORDERED,
-    dist.ReduceOp.BAND: _INTEGERS,
-    dist.ReduceOp.BOR: _INTEGERS,
-    dist.ReduceOp.BXOR: _INTEGERS,
-}
+__all__ = ["check_op", "small_integers"]
 
 
 def check_op(
