@@ -1,0 +1,106 @@
+"""The lab's side of ``Lab``: PID 1, which builds the cluster and forks a process per rank.
+
+torch is imported once, before the ranks are forked: importing it in each would take the cores of
+a small machine seconds per rank.
+"""
+
+import ctypes
+import json
+import os
+import pickle
+import platform
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any, Final, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.lab.cluster import Cluster, RankContext, cluster_of
+from benchmarks.lab.errors import LabError
+from benchmarks.lab.network import Host, build
+from planner.topology.document import parse_topology
+
+__all__: list[str] = []
+
+_JOIN_TIMEOUT: Final = timedelta(seconds=60)
+
+
+def main() -> None:
+    """Build what the first line of the input describes; run until the input ends.
+
+    The driver holds the other end of the input, so it ends when the driver does.
+    """
+    wanted = json.loads(sys.stdin.readline())
+    cluster = cluster_of(parse_topology(wanted["topology"]), wanted["order"])
+    try:
+        hosts = build(cluster)
+    except LabError as error:
+        sys.exit(str(error))
+    sockets: list[int] = wanted["sockets"]
+    for rank in range(cluster.world_size):
+        if os.fork() == 0:
+            for other in set(sockets) - {sockets[rank]}:
+                os.close(other)
+            _be_rank(rank, cluster, hosts[cluster.host_of(rank)], Connection(sockets[rank]))
+    for socket in sockets:
+        os.close(socket)
+    sys.stdin.read()
+
+
+def _be_rank(rank: int, cluster: Cluster, host: Host, driver: Connection) -> NoReturn:
+    """Join the job, then do one experiment after the other until the driver hangs up."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the input is PID 1's
+    _move_to(host)
+    os.environ.update(cluster.environment(rank))
+    torch.set_num_threads(1)
+    answer = _answer(partial(dist.init_process_group, "gloo", timeout=_JOIN_TIMEOUT))
+    place = cluster.context(rank)
+    while True:
+        driver.send_bytes(answer)
+        try:
+            function, kwargs = pickle.loads(driver.recv_bytes())
+        except EOFError:
+            os._exit(0)
+        answer = _answer(partial(_call, function, place, kwargs))
+
+
+def _move_to(host: Host) -> None:
+    """Move this process, which must have one thread, to a host; it stays in its directory."""
+    directory = os.getcwd()
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespaces = [
+        os.open(f"/proc/{host.pid}/ns/{kind}", 0) for kind in ("net", "uts", "ipc", "mnt")
+    ]
+    for namespace in namespaces:
+        if libc.setns(namespace, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(namespace)
+    os.chdir(directory)
+    platform._uname_cache = None  # type: ignore[attr-defined]  # PID 1's host name
+
+
+def _call(name: str, place: RankContext, kwargs: dict[str, Any]) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)(place, **kwargs)
+
+
+def _answer(action: Callable[[], Any]) -> bytes:
+    """Return (what went wrong, the traceback) or None, and the result, pickled.
+
+    Not by ``Connection.send``: torch makes that pass tensors by shared memory.
+    """
+    try:
+        return pickle.dumps((None, action()))
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        return pickle.dumps(((what, traceback.format_exc()), None))
+
+
+if __name__ == "__main__":
+    main()
