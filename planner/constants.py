@@ -9,16 +9,19 @@ from typing import Final
 
 __all__ = [
     "ACHIEVED_FRACTION",
-    "ALL_TO_ALL_ISSUE_S",
     "ATTENTION_BACKWARD_FLOP_RATIO",
     "CALIBRATED_SPREAD",
+    "CHAIN_PIECE_BYTES",
     "COLLECTIVE_LAUNCH_S",
     "COMMUNICATOR_BYTES",
     "CONTEXT_BYTES",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
     "LOOPBACK_SENDER_CORES",
+    "MESSAGE_ISSUE_S",
     "OVERLAP_SLOWDOWN",
+    "PATH_ALPHA",
+    "PATH_RATE",
     "STEP_SPREAD",
     "SUSTAINED_CLOCK",
     "TREE_EFFICIENCY",
@@ -110,9 +113,22 @@ LOOPBACK_SENDER_CORES: Final = Constant(
     "16 MiB), so a sender takes half a core at most; more ranks were not measured",
 )
 TREE_EFFICIENCY: Final = Constant(0.92, "1", "all_reduce tree", 0.05, f"{_NCCL}, Tree 0.92 busBw")
-ALL_TO_ALL_ISSUE_S: Final = Constant(
-    1e-6, "s", "all_to_all direct", 0.5, "assumed: posting one more message of a grouped send"
-)
+# Posting one more message beside those under way.
+_ISSUE = Constant(1e-6, "s", "direct", 0.5, "assumed: one more message of a grouped send")
+MESSAGE_ISSUE_S: Final[dict[str, Constant]] = {
+    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _ISSUE),
+    "gloo": Constant(100e-6, "s", "direct", 0.5, "PLACEHOLDER"),
+}
+# Latency of a hop, and rate over loopback, of other paths over those of the library's calls.
+PATH_ALPHA: Final[dict[str, Constant]] = {
+    "executor": Constant(1.0, "1", "collective", 0.3, "PLACEHOLDER"),
+    "shm": Constant(1.0, "1", "collective", 0.3, "PLACEHOLDER"),
+}
+PATH_RATE: Final[dict[str, Constant]] = {
+    "executor": Constant(1.0, "1", "collective", 0.3, "PLACEHOLDER"),
+    "shm": Constant(2.5, "1", "collective", 0.3, "PLACEHOLDER"),
+}
+CHAIN_PIECE_BYTES: Final = Constant(65536, "bytes", "broadcast ring", 0.0, "PLACEHOLDER")
 # While a kernel-driven collective runs beside compute it holds SMs.
 OVERLAP_SLOWDOWN: Final = Constant(
     0.15, "1", "compute beside a collective", 0.5, "assumed: about 20 of 132 SMs held by NCCL"

@@ -111,7 +111,8 @@ Algorithm = Literal[
     "point_to_point",
 ]
 # Who runs it: the backend's own call (of a hierarchy, one per part), this project's executor by
-# sends and receives, shared memory of a host (inside units, of a hierarchy), NCCL without SMs, mori.
+# sends and receives, shared memory of a host (of a hierarchy, inside units), NCCL's copy engine
+# calls, mori's.
 CallPath = Literal["library", "executor", "shm", "nccl_zero_cta", "mori"]
 ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
 RecomputeMode = Literal["none", "selective", "full"]

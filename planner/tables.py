@@ -12,7 +12,7 @@ from rich.tree import Tree
 
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
-from planner.plan import CollectiveChoice, Plan, StageMemory
+from planner.plan import CollectiveChoice, Method, Plan, StageMemory
 from planner.summary import (
     Part,
     basis,
@@ -248,7 +248,7 @@ def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
             choice.op,
             str(choice.group_size),
             format_bytes(choice.size_bytes),
-            choice.algorithm,
+            str(Method(choice.algorithm, choice.path)),
             format_seconds(choice.predicted_s),
             closeness(choice),
             _runner_up(choice),
@@ -258,8 +258,10 @@ def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
 
 
 def _runner_up(choice: CollectiveChoice) -> str:
-    said = str(choice.runner_up or "none")
-    return said if choice.runner_up_s is None else f"{said} ({format_seconds(choice.runner_up_s)})"
+    if choice.runner_up is None or choice.runner_up_s is None:
+        return "none"
+    method = Method(choice.runner_up, choice.runner_up_path)
+    return f"{method} ({format_seconds(choice.runner_up_s)})"
 
 
 def _show_crossings(out: Console, plan: Plan) -> None:

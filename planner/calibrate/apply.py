@@ -3,23 +3,44 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.plan import Calibration, LevelFit
-from planner.topology.fabric import Fabric
+from planner.cost.collectives import levels_for
+from planner.plan import Calibration, CallFit, LevelFit
+from planner.topology.fabric import CallLevels, Fabric, Level
 
-__all__ = ["calibrated_fabric", "fitted_fabric"]
+__all__ = ["calibrated_fabric", "fitted_fabric", "with_calls"]
 
 
 def calibrated_fabric(fabric: Fabric, calibration: Calibration | None) -> Fabric:
     """Return the fabric with the levels that the calibration measured; others stay priors."""
     if calibration is None:
         return fabric
-    return fitted_fabric(fabric, calibration.levels, source=f"calibration {calibration.id}")
+    levels = fitted_fabric(fabric, calibration.levels, source=f"calibration {calibration.id}")
+    return with_calls(levels, calibration.calls)
 
 
 def fitted_fabric(fabric: Fabric, fits: Iterable[LevelFit], *, source: str) -> Fabric:
     """Return the fabric with alpha and bandwidth of the fitted levels in place of their own."""
+    return replace(fabric, levels=_fitted(fabric.levels, fits, source))
+
+
+def with_calls(fabric: Fabric, fits: Iterable[CallFit]) -> Fabric:
+    """Return the fabric with the fitted operations and paths as measured by themselves."""
+    names = {level.name for level in fabric.levels}
+    calls = (
+        CallLevels(
+            fit.op,
+            fit.path,
+            _fitted(levels_for(fabric, fit.op, fit.path), fit.levels, f"{fit.op} by {fit.path}"),
+        )
+        for fit in fits
+        if names & {level.level for level in fit.levels}
+    )
+    return replace(fabric, calls=tuple(calls))
+
+
+def _fitted(levels: tuple[Level, ...], fits: Iterable[LevelFit], source: str) -> tuple[Level, ...]:
     by_name = {fit.level: fit for fit in fits}
-    levels = tuple(
+    return tuple(
         replace(
             level,
             alpha_s=by_name[level.name].alpha_s,
@@ -29,6 +50,5 @@ def fitted_fabric(fabric: Fabric, fits: Iterable[LevelFit], *, source: str) -> F
         )
         if level.name in by_name
         else level
-        for level in fabric.levels
+        for level in levels
     )
-    return replace(fabric, levels=levels)

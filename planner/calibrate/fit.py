@@ -8,39 +8,28 @@ ones, so that the result depends on the runs alone.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
-from planner.calibrate.apply import fitted_fabric
+from planner.calibrate.levels import (
+    WORST_RESIDUAL,
+    Transfer,
+    check_range,
+    fit_calls,
+    fit_levels,
+)
 from planner.calibrate.runs import NOT_TRANSFERS, Measured, plan_candidate
-from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
-from planner.layout.candidates import Column
-from planner.layout.groups import Group, axis_group
-from planner.plan import (
-    Algorithm,
-    Axis,
-    Calibration,
-    Collective,
-    LevelFit,
-    document_hash,
-)
-from planner.topology.checks import BANDWIDTH_RANGE_BYTES_PER_S, LATENCY_RANGE_S
-from planner.topology.fabric import Fabric
+from planner.layout.groups import axis_group
+from planner.plan import Axis, Calibration, Collective, Method, document_hash
 
 __all__ = ["fit_calibration"]
 
-_UNLIMITED_BYTES_PER_S: Final = 1e30
-# What is left of a measurement for the level it is fitted to, where other terms would take all.
-_LEAST_SHARE: Final = 0.05
 # A device a hundred times off its prior is a slip of units, or a made-up run.
 _SCALE_RANGE: Final = (1e-2, 1e2)
-# A fit whose median point is off by its own size says nothing.
-_WORST_RESIDUAL: Final = 1.0
 
 
 class _Call(NamedTuple):
@@ -48,20 +37,9 @@ class _Call(NamedTuple):
 
     axis: Axis
     op: Collective
-    algorithm: Algorithm
+    method: Method
     size_bytes: int
     is_probe: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """One collective at one size: its group on the levels, and how long the bytes took."""
-
-    op: Collective
-    algorithm: Algorithm
-    group: Group
-    size_bytes: Column
-    seconds: float
 
 
 def fit_calibration(measured: Sequence[Measured]) -> Calibration:
@@ -75,7 +53,9 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     """
     if not measured:
         raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
-    fabric, levels = _fit_levels(measured)
+    transfers = [transfer for one in measured for transfer in _transfers(one)]
+    fabric, levels = fit_levels(measured[0].problem.fabric, transfers)
+    fabric, calls = fit_calls(fabric, transfers)
     compute_scale = _median(
         _mean_over_ranks(one, "forward_backward_s") / _prior_compute_s(one) for one in measured
     )
@@ -98,11 +78,11 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     errors = [abs((_predicted_s(one) + host_s) / _measured_s(one) - 1) for one in fitted]
     residual = _median(errors)
     for name, scale in (("compute", compute_scale), ("optimizer", optimizer_scale)):
-        _check_range(f"{name} at {scale:.3g} times its prior", scale, _SCALE_RANGE)
-    if residual > _WORST_RESIDUAL:
+        check_range(f"{name} at {scale:.3g} times its prior", scale, _SCALE_RANGE)
+    if residual > WORST_RESIDUAL:
         raise InvalidInputError(
             f"the runs follow no constants: with the best ones their steps are off by "
-            f"{residual:.0%} at the median; need at most {_WORST_RESIDUAL:.0%}; check that the "
+            f"{residual:.0%} at the median; need at most {WORST_RESIDUAL:.0%}; check that the "
             "collectives' seconds are those of the step",
             where="ranks",
         )
@@ -110,6 +90,7 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
         "schema_version": 1,
         "topology": measured[0].plan.topology,
         "levels": [level.model_dump(mode="json") for level in levels],
+        "calls": [call.model_dump(mode="json") for call in calls],
         "compute_scale": compute_scale,
         "optimizer_scale": optimizer_scale,
         "host_overhead_s": host_s,
@@ -160,34 +141,10 @@ def _host_s(fitted: Sequence[Measured]) -> float:
     return _median(max(0.0, _measured_s(one) - _predicted_s(one)) for one in whole)
 
 
-# --------------------------------------------------------------------------------- levels
+# ------------------------------------------------------------------------------ transfers
 
 
-def _fit_levels(measured: Sequence[Measured]) -> tuple[Fabric, list[LevelFit]]:
-    """Return the fabric with every level that some collective spans refitted, innermost first.
-
-    A transfer says something about the highest level it spans; the share of lower levels is
-    taken from their own fit.
-    """
-    fabric = measured[0].problem.fabric
-    by_level: dict[int, list[_Transfer]] = defaultdict(list)
-    for one in measured:
-        for transfer in _transfers(one):
-            by_level[_highest_level(transfer.group)].append(transfer)
-    fits = []
-    for index in sorted(by_level):
-        fits.append(_fit_level(fabric, index, by_level[index]))
-        fabric = fitted_fabric(fabric, fits, source="fitted to the runs")
-    return fabric, fits
-
-
-def _highest_level(group: Group) -> int:
-    """Return the last level on which the group has more members than below."""
-    inside = [1, *(int(members[0]) for members in group.members)]
-    return max(index for index in range(len(group.members)) if inside[index + 1] > inside[index])
-
-
-def _transfers(one: Measured) -> list[_Transfer]:
+def _transfers(one: Measured) -> list[Transfer]:
     """Return each collective and size of a run, in training and in probes.
 
     The i-th call of a group took as long as on the rank that waited least.
@@ -197,11 +154,15 @@ def _transfers(one: Measured) -> list[_Transfer]:
         for timing in timings.collectives:
             if timing.op not in NOT_TRANSFERS:
                 key = _Call(
-                    timing.axis, timing.op, timing.algorithm, timing.size_bytes, timing.is_probe
+                    timing.axis,
+                    timing.op,
+                    Method(timing.algorithm, timing.path),
+                    timing.size_bytes,
+                    timing.is_probe,
                 )
                 calls[key][timings.rank] = timing.seconds
     candidate = plan_candidate(one.problem, one.plan)
-    found: list[_Transfer] = []
+    found: list[Transfer] = []
     for call, seconds in calls.items():
         fastest = [
             np.min([seconds[rank] for rank in group], axis=0)
@@ -212,80 +173,5 @@ def _transfers(one: Measured) -> list[_Transfer]:
         if fastest:
             group = axis_group(one.problem.fabric, candidate, call.axis)
             size, median = np.array([float(call.size_bytes)]), float(np.median(fastest))
-            found.append(_Transfer(call.op, call.algorithm, group, size, median))
+            found.append(Transfer(call.op, call.method, group, size, median))
     return found
-
-
-def _fit_level(fabric: Fabric, index: int, transfers: list[_Transfer]) -> LevelFit:
-    """Fit alpha and seconds per byte of one level, relative errors weighted equally."""
-    rows = np.array([_coefficients(fabric, index, transfer) for transfer in transfers])
-    measured_s = np.array([transfer.seconds for transfer in transfers])
-    hops, transfer_s_at_one, rest_s = rows.T
-    target = np.maximum(measured_s - rest_s, _LEAST_SHARE * measured_s)
-    level = fabric.levels[index]
-    sizes = {float(transfer.size_bytes[0]) for transfer in transfers}
-    if len(sizes) > 1:
-        design = np.stack([hops, transfer_s_at_one], axis=1) / measured_s[:, None]
-        (alpha_s, s_per_byte), _ = nnls(design, target / measured_s)
-    else:  # one size cannot tell the two apart: the prior latency stays
-        alpha_s = level.alpha_s
-        left = np.maximum(target - hops * alpha_s, _LEAST_SHARE * target)
-        s_per_byte = float(np.median(left / transfer_s_at_one))
-    bytes_per_s = 1 / s_per_byte if s_per_byte > 0 else level.bytes_per_s
-    predicted_s = hops * alpha_s + transfer_s_at_one / bytes_per_s + rest_s
-    residual = float(np.median(np.abs(predicted_s / measured_s - 1)))
-    _check_range(f"level {level.name!r} at {alpha_s:.3g} s a hop", alpha_s, LATENCY_RANGE_S)
-    rate = f"level {level.name!r} at {bytes_per_s:.3g} bytes/s"
-    _check_range(rate, bytes_per_s, BANDWIDTH_RANGE_BYTES_PER_S)
-    if residual > _WORST_RESIDUAL:
-        raise InvalidInputError(
-            f"the {len(transfers)} timings on level {level.name!r} follow no latency and "
-            f"bandwidth: the best ({alpha_s:.3g} s, {bytes_per_s:.3g} bytes/s) is off by "
-            f"{residual:.0%} at the median; need at most {_WORST_RESIDUAL:.0%}; time again on a "
-            "machine that does nothing else",
-            where="ranks.collectives",
-        )
-    return LevelFit(
-        level=level.name,
-        alpha_s=float(alpha_s),
-        bytes_per_s=float(bytes_per_s),
-        num_points=len(transfers),
-        residual=residual,
-    )
-
-
-def _check_range(what: str, value: float, allowed: tuple[float, float]) -> None:
-    if not allowed[0] <= value <= allowed[1]:
-        raise InvalidInputError(
-            f"the timings put {what}; possible is {allowed[0]:g} to {allowed[1]:g}; check that "
-            "they are in seconds and sizes in bytes",
-            where="ranks",
-        )
-
-
-def _coefficients(fabric: Fabric, index: int, transfer: _Transfer) -> tuple[float, float, float]:
-    """Return (hops on the level, its seconds at 1 byte/s, seconds of everything else).
-
-    Read off the cost function itself by setting the level's figures to one and the others' to
-    nothing.
-    """
-
-    def terms(alpha_s: float, bytes_per_s: float, others: bool) -> tuple[float, float, float]:
-        levels = tuple(
-            replace(level, alpha_s=alpha_s, bytes_per_s=bytes_per_s, measured=True)
-            if i == index
-            else level
-            if others
-            else replace(level, alpha_s=0.0, bytes_per_s=_UNLIMITED_BYTES_PER_S, measured=True)
-            for i, level in enumerate(fabric.levels)
-        )
-        changed = replace(fabric, levels=levels)
-        found = collective_terms(
-            transfer.op, transfer.algorithm, changed, transfer.group, transfer.size_bytes
-        )
-        return float(found.fixed_s[0]), float(found.latency_s[0]), float(found.transfer_s[0])
-
-    _, hops, _ = terms(1.0, _UNLIMITED_BYTES_PER_S, others=False)
-    _, _, at_one = terms(0.0, 1.0, others=False)
-    fixed_s, other_hops_s, _ = terms(0.0, _UNLIMITED_BYTES_PER_S, others=True)
-    return hops, at_one, fixed_s + other_hops_s

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import legal_algorithms
+from planner.cost.collectives import legal_methods
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.layout.candidates import (
@@ -22,6 +22,7 @@ from planner.plan import (
     Calibration,
     CalibrationRun,
     CollectiveTiming,
+    Method,
     Plan,
     RankTimings,
     document_hash,
@@ -205,9 +206,11 @@ def _algorithm_problem(
 ) -> Iterator[tuple[str, str]]:
     if timing.op in NOT_TRANSFERS:
         return
-    legal = legal_algorithms(problem.fabric, problem.framework, timing.axis, timing.op)
-    if timing.algorithm not in legal:
-        yield f"is {timing.algorithm!r}; {timing.op} has {', '.join(legal) or 'none here'}", field
+    legal = legal_methods(problem.fabric, problem.framework, timing.op)
+    method = Method(timing.algorithm, timing.path)
+    if method not in legal:
+        known = ", ".join(map(str, legal)) or "none here"
+        yield f"is {str(method)!r}; {timing.op} has {known}", field
 
 
 def _out_of_range(seconds: tuple[float, ...], field: str) -> Iterator[tuple[str, str]]:

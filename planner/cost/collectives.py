@@ -1,89 +1,79 @@
-"""Seconds of every collective algorithm on a fabric, and the choice between them.
+"""Seconds of every collective method on a fabric, and the choice between them.
 
-Alpha-beta on the levels that a group spans. Symbols: a group of ``n`` ranks has ``m[i]`` members
-inside one unit of level ``i`` (``m[-1] = 1``, the last ``= n``); level ``i`` gives every GPU
-``B[i]`` bytes/s out of its unit below, so ``m[i-1]`` members of one unit leave it with
-``m[i-1] * B[i]`` together. ``B`` is less for few members of a mesh without switches and, where
-GPUs have no NIC of their own, less for direct, pairwise and point_to_point than for rings and
-trees. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce, all_to_all and send_recv,
-the full output of all_gather, the full input of reduce_scatter.
+Alpha-beta on the phases of ``planner.cost.algorithms``, whose symbols are used here: level ``i``
+gives every GPU ``B[i]`` bytes/s out of its unit below, so the ``b`` members of one unit leave it
+with ``b * B[i]`` together. ``B`` is less for few members of a mesh without switches and, where GPUs
+have no NIC of their own, less for direct, pairwise and point_to_point than for rings and trees. ::
 
-==================  =============================================  ==========================
-algorithm           latency                                        bytes over the slowest level
-==================  =============================================  ==========================
-ring, one pass      sum_i (n/m[i-1] - n/m[i]) alpha[i]             S (n-1)/n / m[i-1]
-tree (all_reduce)   2 ((m[0]-1) alpha[0] + sum log2(.) alpha[i])   2 S / m[i-1]
-hierarchical        ring inside the node, ring of S/m[0] across    the sum of both
-direct              max alpha + (n-1) issue                        S (n - m[i-1]) / n
-pairwise            sum_i (m[i] - m[i-1]) alpha[i]                 S (n - m[i-1]) / n
-point_to_point      alpha of the highest level between neighbours  S
-==================  =============================================  ==========================
+    seconds = calls * launch + sum over phases (sum_i hops[i] alpha[i] + issued * issue
+                                                + max_i out[i] / (b B[i]) + fill)
 
-An all_reduce is two ring passes. A group of one is a ``singleton``: no call, no cost. Every call
-of more pays ``COLLECTIVE_LAUNCH_S``; a hierarchy is two or three calls. gloo emulates
-reduce_scatter by all_reduce (pytorch#149869), so there it costs one.
+A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
+are the level's own, as a library's calls see them; other paths have their own by factors, and an
+operation that was measured on a path has what was measured.
 
 What the model leaves out: protocol switches (LL, LL128), in-switch reduction, contention between
-axes. Ring and tree latencies follow NCCL's own model (src/graph/tuning.cc).
+axes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from planner.constants import (
     ACHIEVED_FRACTION,
-    ALL_TO_ALL_ISSUE_S,
     COLLECTIVE_LAUNCH_S,
-    TREE_EFFICIENCY,
+    MESSAGE_ISSUE_S,
+    PATH_ALPHA,
+    PATH_RATE,
 )
-from planner.frameworks import runs_hierarchical
+from planner.cost.algorithms import Phase, is_possible, members_below, phases
+from planner.frameworks import own_methods
 from planner.layout.candidates import Column
-from planner.layout.groups import Group, inner_group, outer_group
-from planner.plan import Algorithm, Axis, Collective, Framework, SizeThreshold
+from planner.layout.groups import Group
+from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import Fabric, Level
 
 __all__ = [
-    "RING_PASSES",
     "Choice",
     "Terms",
     "achieved_bytes_per_s",
     "choose",
     "collective_terms",
-    "inside_parts",
-    "legal_algorithms",
-    "members_below",
+    "legal_methods",
+    "levels_for",
     "rate_of",
-    "runs_as",
     "thresholds",
 ]
 
-# Passes of a ring, each of which sends S (n-1)/n.
-RING_PASSES: Final[dict[Collective, int]] = {
-    "all_reduce": 2,
-    "all_gather": 1,
-    "reduce_scatter": 1,
-}
-
-# What each library runs, its default first: NCCL's tuner, gloo's ring and pairwise exchange.
+# What each library runs, its default first: NCCL's tuner; what gloo runs unless told otherwise
+# (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it.
 # RCCL, HCCL and oneCCL are taken to run what NCCL runs.
-_NCCL: Final[dict[Collective, tuple[Algorithm, ...]]] = {
-    "all_reduce": ("ring", "tree"),
-    "all_gather": ("ring",),
-    "reduce_scatter": ("ring",),
-    "all_to_all": ("direct",),
-    "send_recv": ("point_to_point",),
+_NCCL: Final[dict[Collective, tuple[Method, ...]]] = {
+    "all_reduce": (Method("ring"), Method("tree")),
+    "all_gather": (Method("ring"),),
+    "reduce_scatter": (Method("ring"),),
+    "all_to_all": (Method("direct"),),
+    "send_recv": (Method("point_to_point"),),
 }
-_LEGAL: Final[dict[str, dict[Collective, tuple[Algorithm, ...]]]] = {
+_LIBRARY: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
     **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _NCCL),
     "gloo": {
-        "all_reduce": ("ring",),
-        "all_gather": ("ring",),
-        "reduce_scatter": ("ring",),
-        "all_to_all": ("pairwise",),
-        "send_recv": ("point_to_point",),
+        "all_reduce": (Method("ring"),),
+        "all_gather": (Method("ring"),),
+        "reduce_scatter": (Method("ring"),),
+        "all_to_all": (Method("pairwise"),),
+        "broadcast": (Method("tree"),),
+        "gather": (Method("direct"),),
+        "scatter": (Method("direct"),),
+        "send_recv": (Method("point_to_point"),),
     },
+}
+# Of a hierarchy: reduce_scatter, all_reduce and all_gather of an all_reduce, else two.
+_CALLS: Final[dict[str, dict[str, int]]] = {
+    "hierarchical": {"all_reduce": 3, "": 2},
+    "three_level": {"all_reduce": 5, "": 3},
 }
 
 
@@ -108,33 +98,31 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The cheapest legal algorithm per row, and the next.
+    """The cheapest legal method per row, and the next.
 
     Attributes:
-        algorithms: What was compared; ``index`` and ``runner_up`` point into it.
+        methods: What was compared; ``index`` and ``runner_up`` point into it.
         seconds: Of the cheapest.
         runner_up_s: Of the next; equals ``seconds`` when there is only one, infinite when the
             next makes no sense for the group.
     """
 
-    algorithms: tuple[Algorithm, ...]
+    methods: tuple[Method, ...]
     index: Column
     seconds: Column
     runner_up: Column
     runner_up_s: Column
 
 
-def legal_algorithms(
-    fabric: Fabric, framework: Framework, axis: Axis, op: Collective
-) -> tuple[Algorithm, ...]:
-    """Return what can run ``op`` on ``axis``, the library's default first.
-
-    A hierarchy needs two levels, and a framework that makes the groups for it.
-    """
-    algorithms = _LEGAL[fabric.library].get(op, ())
-    if len(fabric.levels) > 1 and runs_hierarchical(framework, axis, op):
-        algorithms = (*algorithms, "hierarchical")
-    return algorithms
+def legal_methods(fabric: Fabric, framework: Framework, op: Collective) -> tuple[Method, ...]:
+    """Return what can run ``op``, the library's default first."""
+    own = own_methods(framework, fabric.library, op)
+    num_levels = len(fabric.levels)
+    needs = {"hierarchical": 2, "three_level": 3}
+    return (
+        *_LIBRARY[fabric.library].get(op, ()),
+        *(method for method in own if needs.get(method.algorithm, 1) <= num_levels),
+    )
 
 
 def achieved_bytes_per_s(level: Level) -> float:
@@ -164,30 +152,71 @@ def rate_of(
     return rate * shares[strides, np.minimum(inside, shares.shape[1]) - 1]
 
 
+def levels_for(fabric: Fabric, op: Collective, path: CallPath) -> tuple[Level, ...]:
+    """Return the levels as calls of ``op`` by ``path`` see them."""
+    for measured in fabric.calls:
+        if (measured.op, measured.path) == (op, path):
+            return measured.levels
+    if path == "library":
+        return fabric.levels
+    alpha, rate = PATH_ALPHA[path].value, PATH_RATE[path].value
+    return tuple(
+        replace(
+            level,
+            alpha_s=level.alpha_s * alpha,
+            bytes_per_s=level.bytes_per_s * (rate if level.kind == "loopback" else 1.0),
+        )
+        for level in fabric.levels
+    )
+
+
 def collective_terms(
-    op: Collective, algorithm: Algorithm, fabric: Fabric, group: Group, size_bytes: Column
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
 ) -> Terms:
     """Return the parts of one call's time, shape [rows].
 
     Args:
         op: Operation.
-        algorithm: One of ``legal_algorithms``.
+        method: One of ``legal_methods`` that is possible for the group.
         fabric: Levels with bandwidth and latency.
         group: The group's lie on the levels, shape [rows].
-        size_bytes: S as in the module docstring, shape [rows].
+        size_bytes: S as in ``planner.cost.algorithms``, shape [rows].
     """
-    op = runs_as(fabric, op)
-    if algorithm == "hierarchical":
-        latency, transfer = _hierarchical(op, fabric, group, size_bytes)
-    else:
-        latency, transfer = _FLAT[algorithm](op, fabric, group, size_bytes)
+    levels = levels_for(fabric, op, method.path)
+    issue_s = MESSAGE_ISSUE_S[fabric.library].value
+    latency = transfer = np.zeros(len(group.degree))
+    for phase in phases(op, method, fabric.library, group, size_bytes):
+        latency = latency + _latency_s(phase, levels, issue_s)
+        transfer = transfer + _transfer_s(phase, levels)
     several = group.degree > 1
-    launch = COLLECTIVE_LAUNCH_S[fabric.library].value
+    calls = _CALLS.get(method.algorithm, {"": 1})
+    launch = COLLECTIVE_LAUNCH_S[fabric.library].value * calls.get(op, calls[""])
     return Terms(
-        np.where(several, launch * _num_calls(op, algorithm), 0.0),
+        np.where(several, launch, 0.0),
         np.where(several, latency, 0.0),
         np.where(several, transfer, 0.0),
     )
+
+
+def _latency_s(phase: Phase, levels: tuple[Level, ...], issue_s: float) -> Column:
+    hops = np.stack(
+        [steps * level.alpha_s for steps, level in zip(phase.hops, levels, strict=True)]
+    )
+    return (hops.max(axis=0) if phase.at_once else hops.sum(axis=0)) + phase.issued * issue_s
+
+
+def _transfer_s(phase: Phase, levels: tuple[Level, ...]) -> Column:
+    """Return the largest over the levels in use of bytes out of a unit over what it can send."""
+    slowest = filling = np.zeros(len(phase.group.degree))
+    fill = phase.fill or [slowest] * len(levels)
+    for level, below, inside, out, first in zip(
+        levels, members_below(phase.group), phase.group.members, phase.out, fill, strict=True
+    ):
+        members = np.minimum(inside, 2) if phase.is_pair else inside
+        capacity = below * rate_of(level, phase.group, members, direct=phase.is_direct)
+        slowest = np.maximum(slowest, np.where(inside > below, out / capacity, 0.0))
+        filling = filling + first / capacity
+    return slowest + filling
 
 
 def choose(
@@ -195,29 +224,34 @@ def choose(
     fabric: Fabric,
     group: Group,
     size_bytes: Column,
-    algorithms: tuple[Algorithm, ...],
+    methods: tuple[Method, ...],
 ) -> Choice:
-    """Return the cheapest of the legal ``algorithms`` and its runner-up for every row."""
+    """Return the cheapest of the legal ``methods`` and its runner-up for every row."""
     seconds = np.stack(
-        [collective_terms(op, a, fabric, group, size_bytes).total_s() for a in algorithms]
+        [
+            np.where(
+                is_possible(op, method, group),
+                collective_terms(op, method, fabric, group, size_bytes).total_s(),
+                np.inf,
+            )
+            for method in methods
+        ]
     )
-    if "hierarchical" in algorithms:
-        seconds[algorithms.index("hierarchical"), ~group.has_hierarchy()] = np.inf
     order = np.argsort(seconds, axis=0, kind="stable")
-    first, second = order[0], order[min(1, len(algorithms) - 1)]
+    first, second = order[0], order[min(1, len(methods) - 1)]
     rows = np.arange(seconds.shape[1])
-    return Choice(algorithms, first, seconds[first, rows], second, seconds[second, rows])
+    return Choice(methods, first, seconds[first, rows], second, seconds[second, rows])
 
 
 def thresholds(
     op: Collective,
     fabric: Fabric,
     group: Group,
-    algorithms: tuple[Algorithm, ...],
+    methods: tuple[Method, ...],
     *,
     largest_bytes: int = 1 << 33,
 ) -> tuple[SizeThreshold, ...]:
-    """Return the best algorithm by message size for one group (one row).
+    """Return the best method by message size for one group (one row).
 
     Sizes are powers of two from 1 KiB; between two that differ the break is found by bisection, to
     one byte. The last threshold is open.
@@ -225,7 +259,11 @@ def thresholds(
 
     def best(sizes: Column) -> Column:
         wide = group.repeat(len(sizes))
-        return choose(op, fabric, wide, sizes, algorithms).index
+        return choose(op, fabric, wide, sizes, methods).index
+
+    def threshold(up_to_bytes: int | None, index: int) -> SizeThreshold:
+        algorithm, path = methods[index]
+        return SizeThreshold(up_to_bytes=up_to_bytes, algorithm=algorithm, path=path)
 
     sizes = 2.0 ** np.arange(10, int(largest_bytes).bit_length())
     chosen = best(sizes)
@@ -238,147 +276,5 @@ def thresholds(
                 low = middle
             else:
                 high = middle
-        closed.append(SizeThreshold(up_to_bytes=low, algorithm=algorithms[int(chosen[at])]))
-    return (*closed, SizeThreshold(up_to_bytes=None, algorithm=algorithms[int(chosen[-1])]))
-
-
-def runs_as(fabric: Fabric, op: Collective) -> Collective:
-    """Return what the library does when asked for ``op``."""
-    return "all_reduce" if fabric.library == "gloo" and op == "reduce_scatter" else op
-
-
-def _num_calls(op: Collective, algorithm: Algorithm) -> int:
-    return 1 + len(inside_parts(op)) if algorithm == "hierarchical" else 1
-
-
-def inside_parts(op: Collective) -> tuple[Collective, ...]:
-    """Return what a hierarchy runs inside the innermost units; ``op`` itself runs across them.
-
-    all_reduce = reduce_scatter inside, all_reduce of the shard across, all_gather inside;
-    all_gather and reduce_scatter have one pass of each.
-    """
-    return ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)
-
-
-def members_below(group: Group) -> list[Column]:
-    """Return members inside one unit of the level below, per level: ``m[i-1]``."""
-    return [np.ones_like(group.degree), *group.members[:-1]]
-
-
-def _slowest(
-    fabric: Fabric, group: Group, bytes_out: list[Column], *, direct: bool = False
-) -> Column:
-    """Return the largest over the levels in use of bytes out of a unit over what it can send."""
-    worst = np.zeros(len(group.degree))
-    for level, below, inside, num_bytes in zip(
-        fabric.levels, members_below(group), group.members, bytes_out, strict=True
-    ):
-        seconds = num_bytes / (below * rate_of(level, group, inside, direct=direct))
-        worst = np.maximum(worst, np.where(inside > below, seconds, 0.0))
-    return worst
-
-
-def _ring(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    n, passes = group.degree, RING_PASSES[op]
-    hops = sum(
-        (n / below - n / inside) * level.alpha_s
-        for level, below, inside in zip(
-            fabric.levels, members_below(group), group.members, strict=True
-        )
-    )
-    over_each_link = size_bytes * (n - 1) / n
-    transfer = _slowest(fabric, group, [over_each_link] * len(fabric.levels))
-    return passes * np.asarray(hops), passes * transfer
-
-
-def _tree(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    """Double binary tree: a chain inside the innermost unit, a tree across units."""
-    latency = (group.members[0] - 1) * fabric.levels[0].alpha_s
-    for level, below, inside in zip(
-        fabric.levels[1:], group.members[:-1], group.members[1:], strict=True
-    ):
-        latency = latency + np.log2(inside / below) * level.alpha_s
-    both_ways = 2 * size_bytes / TREE_EFFICIENCY.value
-    transfer = _slowest(fabric, group, [both_ways] * len(fabric.levels))
-    return 2 * latency, transfer
-
-
-def _hierarchical(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    """Inside the node all of S, across nodes the shard of each member, one after the other."""
-    inner, outer = inner_group(group), outer_group(group)
-    latency, transfer = _ring(op, fabric, outer, size_bytes / inner.degree)
-    for part in inside_parts(op):
-        more = _ring(runs_as(fabric, part), fabric, inner, size_bytes)
-        latency, transfer = latency + more[0], transfer + more[1]
-    return latency, transfer
-
-
-def _exchange(fabric: Fabric, group: Group, size_bytes: Column) -> Column:
-    """Return the transfer of an all-to-all: what leaves each unit, on the slowest level.
-
-    One GPU sends ``S (n - m[i-1]) / n`` out of its unit and all members of the unit send.
-    """
-    n = group.degree
-    return _slowest(
-        fabric,
-        group,
-        [size_bytes * (n - below) / n * below for below in members_below(group)],
-        direct=True,
-    )
-
-
-def _direct(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    latency = _highest_alpha(fabric, group) + (group.degree - 1) * ALL_TO_ALL_ISSUE_S.value
-    return latency, _exchange(fabric, group, size_bytes)
-
-
-def _pairwise(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    latency = sum(
-        (inside - below) * level.alpha_s
-        for level, below, inside in zip(
-            fabric.levels, members_below(group), group.members, strict=True
-        )
-    )
-    return np.asarray(latency), _exchange(fabric, group, size_bytes)
-
-
-def _point_to_point(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> tuple[Column, Column]:
-    """A send between neighbours; the pair that sits farthest apart decides."""
-    slowest = np.zeros(len(group.degree))
-    for level, below, inside in zip(
-        fabric.levels, members_below(group), group.members, strict=True
-    ):
-        pair = np.minimum(inside, 2)
-        seconds = size_bytes / rate_of(level, group, pair, direct=True)
-        slowest = np.where(inside > below, np.maximum(slowest, seconds), slowest)
-    return _highest_alpha(fabric, group), slowest
-
-
-def _highest_alpha(fabric: Fabric, group: Group) -> Column:
-    alpha = np.zeros(len(group.degree))
-    for level, below, inside in zip(
-        fabric.levels, members_below(group), group.members, strict=True
-    ):
-        alpha = np.where(inside > below, np.maximum(alpha, level.alpha_s), alpha)
-    return alpha
-
-
-_FLAT: Final = {
-    "ring": _ring,
-    "tree": _tree,
-    "direct": _direct,
-    "pairwise": _pairwise,
-    "point_to_point": _point_to_point,
-}
+        closed.append(threshold(low, int(chosen[at])))
+    return (*closed, threshold(None, int(chosen[-1])))

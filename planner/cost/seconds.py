@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from planner.constants import SUSTAINED_CLOCK
-from planner.cost.collectives import Choice, choose, legal_algorithms
+from planner.cost.collectives import Choice, choose, legal_methods
 from planner.cost.problem import Problem
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
@@ -51,7 +51,7 @@ def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:
 
 def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
     if isinstance(op, Communication):
-        legal = legal_algorithms(problem.fabric, problem.framework, op.axis, op.op)
+        legal = legal_methods(problem.fabric, problem.framework, op.op)
         choice = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op) / problem.fabric.slowest_share

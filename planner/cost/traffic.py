@@ -1,6 +1,6 @@
 """What a collective sends over each level, and the time that no algorithm can beat.
 
-Symbols as in ``planner.cost.collectives``: ``n`` ranks, ``m[i]`` of them inside one unit of level
+Symbols as in ``planner.cost.algorithms``: ``n`` ranks, ``m[i]`` of them inside one unit of level
 ``i``, ``B[i]`` bytes/s per GPU out of a unit of the level below.
 """
 
@@ -8,19 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import (
-    RING_PASSES,
-    inside_parts,
-    members_below,
-    rate_of,
-    runs_as,
-)
+from planner.cost.algorithms import PASSES, members_below, phases
+from planner.cost.collectives import rate_of
 from planner.layout.candidates import Column
-from planner.layout.groups import Group, inner_group, outer_group
-from planner.plan import Algorithm, Collective
+from planner.layout.groups import Group
+from planner.plan import Collective, Method
 from planner.topology.fabric import Fabric
 
-__all__ = ["bytes_per_level", "lower_bound_s"]
+__all__ = ["busiest_exits", "bytes_per_level", "lower_bound_s"]
 
 _NETWORK: Final = ("infiniband", "ethernet")
 
@@ -67,14 +62,14 @@ def lower_bound_s(
         elif op == "all_reduce" and level.multicast:
             seconds = size_bytes / rate
         else:
-            seconds = RING_PASSES[op] * size_bytes * crossing / (below * rate)
+            seconds = PASSES[op] * size_bytes * crossing / (below * rate)
         bound = np.maximum(bound, np.where(inside > below, seconds, 0.0))
     return bound
 
 
 def bytes_per_level(
     op: Collective,
-    algorithm: Algorithm,
+    method: Method,
     fabric: Fabric,
     group: Group,
     size_bytes: Column,
@@ -83,56 +78,35 @@ def bytes_per_level(
 ) -> list[Column]:
     """Return the bytes that a rank sends over each level, mean over the group, per call.
 
-    A ring or tree crosses a level by its edges there; a ring closes on the highest level it uses.
     Levels add up to what the algorithm sends: twice ``S (n-1)/n`` for a ring all_reduce.
 
     Args:
         op: Operation.
-        algorithm: How it is done.
+        method: How it is done.
         fabric: Levels, and the library, which may do another operation in its place.
         group: The group's lie on the levels, shape [rows].
         size_bytes: S, shape [rows].
-        closed: Whether a send_recv goes from the last to the first too, as keys and values do.
+        closed: Whether a send_recv goes from the last to the first too, as keys and values do:
+            a ring's edges, where a pass of one sends ``(n-1)/n`` of its size.
     """
-    op = runs_as(fabric, op)
-    if algorithm == "hierarchical":
-        return _hierarchical(op, fabric, group, size_bytes)
-    n, below = group.degree, members_below(group)
-    if op == "all_to_all":
-        return [
-            size_bytes * (inside - m) / n for m, inside in zip(below, group.members, strict=True)
-        ]
-    if op == "send_recv":
-        hops = _ring_edges(group) if closed else _chain_edges(group)
-        return [size_bytes * edges for edges in hops]
-    sent = RING_PASSES[op] * size_bytes * (n - 1) / n
-    edges_on = _chain_edges if algorithm == "tree" else _ring_edges  # a tree of trees, n - 1 edges
-    return [sent * edges for edges in edges_on(group)]
+    if closed:
+        op, method = "all_gather", Method("ring")
+        size_bytes = size_bytes * group.degree / np.maximum(group.degree - 1, 1)
+    parts = [phase.sent for phase in phases(op, method, fabric.library, group, size_bytes)]
+    return [sum(sizes, np.zeros(len(group.degree))) for sizes in zip(*parts, strict=True)]
 
 
-def _ring_edges(group: Group) -> list[Column]:
-    """Return the part of a ring's edges that lies on each level."""
-    n = group.degree
-    shares = []
-    for below, inside in zip(members_below(group), group.members, strict=True):
-        units, parents = n / below, n / inside
-        shares.append(np.where(inside == below, 0.0, units - np.where(inside == n, 0, parents)) / n)
-    return shares
+def busiest_exits(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> list[Column]:
+    """Return the bytes per call through the exit of the busiest unit below each level.
 
-
-def _chain_edges(group: Group) -> list[Column]:
-    """Return the part of the hops between neighbours, first to last, that lies on each level."""
-    n = group.degree
-    hops = np.maximum(n - 1, 1)
-    return [
-        (n / below - n / inside) / hops
-        for below, inside in zip(members_below(group), group.members, strict=True)
-    ]
-
-
-def _hierarchical(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> list[Column]:
-    """Inside the unit all of S, once or twice; across units the shard that each member holds."""
-    inner, outer = inner_group(group), outer_group(group)
-    rings = [bytes_per_level(part, "ring", fabric, inner, size_bytes) for part in inside_parts(op)]
-    rings.append(bytes_per_level(op, "ring", fabric, outer, size_bytes / inner.degree))
-    return [sum(sizes, np.zeros(len(size_bytes))) for sizes in zip(*rings, strict=True)]
+    Of level 1 that is a host's NIC, of level 2 the trunk of a leaf; 0 where all members lie below.
+    """
+    found = [np.zeros(len(group.degree)) for _ in fabric.levels]
+    for phase in phases(op, method, fabric.library, group, size_bytes):
+        for depth, (below, out) in enumerate(
+            zip(members_below(phase.group), phase.out, strict=True)
+        ):
+            found[depth] += np.where(below < phase.group.degree, out, 0.0)
+    return found

@@ -2,14 +2,14 @@
 
 from planner.frameworks import executor, megatron
 from planner.frameworks.rules import COMMON_RULES, Rule
-from planner.plan import Axis, Collective, Framework, TrainingSpec
+from planner.plan import Collective, Framework, Method, TrainingSpec
 
 __all__ = [
     "keeps_gathered_inputs",
     "overlaps_data_parallel",
+    "own_methods",
     "refused_training",
     "rules_for",
-    "runs_hierarchical",
     "stops_recompute_early",
 ]
 
@@ -54,12 +54,8 @@ def refused_training(framework: Framework, training: TrainingSpec) -> tuple[str,
     }[framework](training)
 
 
-def runs_hierarchical(framework: Framework, axis: Axis, op: Collective) -> bool:
-    """Return whether ``framework`` can run ``op`` on ``axis`` inside units and then across them.
-
-    NCCL has no such algorithm: it takes groups of groups, made by the framework.
-    """
-    return (axis, op) in {
-        "megatron": megatron.HIERARCHICAL,
-        "executor": executor.HIERARCHICAL,
-    }[framework]
+def own_methods(framework: Framework, library: str, op: Collective) -> tuple[Method, ...]:
+    """Return how ``framework`` can run ``op`` beside the calls of the ``library``."""
+    if framework == "megatron":  # collectives are NCCL's own
+        return ()
+    return executor.METHODS.get(library, executor.METHODS[""]).get(op, ())

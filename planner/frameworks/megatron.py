@@ -7,10 +7,9 @@ import numpy as np
 from planner.frameworks.rules import Rule, schedule_is, tp_without_sequence_parallel
 from planner.layout.candidates import Candidates, Column
 from planner.model.spec import Attention, ModelSpec
-from planner.plan import Axis, Collective, TrainingSpec
+from planner.plan import TrainingSpec
 
 __all__ = [
-    "HIERARCHICAL",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
@@ -60,9 +59,6 @@ def _fsdp_with_pipeline(c: Candidates, _: ModelSpec, training: TrainingSpec) -> 
 def _experts_in_fsdp(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
     return (c.zero_stage >= 2) & (c.etp > 1) & (model.experts is not None)
 
-
-# Collectives are NCCL's own; what is hierarchical there (tree, NVLS) NCCL decides.
-HIERARCHICAL: Final[frozenset[tuple[Axis, Collective]]] = frozenset()
 
 RULES: Final = (
     Rule(

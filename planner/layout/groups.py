@@ -29,19 +29,21 @@ class Group:
         stride: Ranks from one member to the next, shape [rows].
         members: Per level, innermost first, the ranks inside one unit of it, shape [rows]; the
             last entry equals ``degree``.
-        even: Whether every innermost unit that the group enters holds ``members``, shape [rows];
-            where that is one it may be False all the same, for want of use.
+        even: Per level but the last, whether every unit of it that the group enters holds
+            ``members``, shape [rows]; where that is one it may be False, for want of use.
     """
 
     degree: Column
     stride: Column
     members: tuple[Column, ...]
-    even: Column
+    even: tuple[Column, ...]
 
-    def has_hierarchy(self) -> Column:
-        """Return whether the group has several members in each of several innermost units."""
-        inside = self.members[0]
-        return self.even & (inside > 1) & (inside < self.degree)
+    def has_hierarchy(self, level: int = 0) -> Column:
+        """Return whether equally many units below lie in each of several units of ``level``."""
+        if level + 1 >= len(self.members):
+            return np.zeros(len(self.degree), dtype=bool)
+        inside, below = self.members[level], self.members[level - 1] if level else 1
+        return self.even[level] & (inside > below) & (inside < self.degree)
 
     def repeat(self, times: int) -> "Group":
         """Return the only row ``times`` times."""
@@ -49,7 +51,7 @@ class Group:
             np.repeat(self.degree, times),
             np.repeat(self.stride, times),
             tuple(np.repeat(members, times) for members in self.members),
-            np.repeat(self.even, times),
+            tuple(np.repeat(even, times) for even in self.even),
         )
 
 
@@ -92,8 +94,7 @@ def lay_group(fabric: Fabric, degree: Column, stride: Column) -> Group:
     members = [on_level for on_level, _ in laid]
     for inner in range(1, len(members)):
         members[inner] = np.maximum(members[inner - 1], members[inner])
-    even = laid[0][1] if laid else np.ones(len(degree), dtype=bool)
-    return Group(degree, stride, (*members, degree), even)
+    return Group(degree, stride, (*members, degree), tuple(even for _, even in laid))
 
 
 def _lay(level: Level, num_gpus: int, degree: Column, stride: Column) -> tuple[Column, Column]:
@@ -121,14 +122,15 @@ def _parts(ends: Column, num_gpus: int, span: int) -> Column:
     return np.diff(borders)
 
 
-def inner_group(group: Group) -> Group:
-    """Return the part of the group inside one innermost unit (a node)."""
-    inside = group.members[0]
-    return Group(inside, group.stride, tuple(inside for _ in group.members), group.even)
+def inner_group(group: Group, level: int = 0) -> Group:
+    """Return the part of the group inside one unit of ``level`` (a node)."""
+    inside = group.members[level]
+    members = tuple(np.minimum(inside, m) for m in group.members)
+    return Group(inside, group.stride, members, group.even)
 
 
-def outer_group(group: Group) -> Group:
-    """Return what is left when every innermost unit is one member: the hierarchical outer ring."""
-    inside = group.members[0]
+def outer_group(group: Group, level: int = 0) -> Group:
+    """Return what is left when every unit of ``level`` is one member: a hierarchy's outer ring."""
+    inside = group.members[level]
     members = tuple(np.maximum(1, m // inside) for m in group.members)
     return Group(group.degree // inside, group.stride * inside, members, group.even)

@@ -117,9 +117,9 @@ def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterat
         if not isinstance(op, Communication) or choice is None or exposed.repeats[0] == 0:
             continue
         group = axis_group(problem.fabric, best, op.axis)
-        algorithm = choice.algorithms[int(choice.index[0])]
+        method = choice.methods[int(choice.index[0])]
         sent = bytes_per_level(
-            op.op, algorithm, problem.fabric, group, op.size_bytes, closed=op.axis == "cp"
+            op.op, method, problem.fabric, group, op.size_bytes, closed=op.axis == "cp"
         )
         for depth, size in enumerate(sent):
             key = op.axis, depth
@@ -192,18 +192,20 @@ def _collectives(
         assert choice is not None, "every collective was chosen"
         group = axis_group(problem.fabric, best, op.axis)
         bound = lower_bound_s(op.op, problem.fabric, group, op.size_bytes)
-        first, second = int(choice.index[0]), int(choice.runner_up[0])
-        has_next = first != second and np.isfinite(choice.runner_up_s[0])
+        chosen, following = (choice.methods[int(at[0])] for at in (choice.index, choice.runner_up))
+        has_next = chosen != following and np.isfinite(choice.runner_up_s[0])
         yield CollectiveChoice(
             axis=op.axis,
             op=op.op,
             group_size=int(group.degree[0]),
             size_bytes=round(float(op.size_bytes[0])),
-            algorithm=choice.algorithms[first],
+            algorithm=chosen.algorithm,
+            path=chosen.path,
             predicted_s=float(choice.seconds[0]),
-            runner_up=choice.algorithms[second] if has_next else None,
+            runner_up=following.algorithm if has_next else None,
+            runner_up_path=following.path if has_next else "library",
             runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
-            thresholds=thresholds(op.op, problem.fabric, group, choice.algorithms),
+            thresholds=thresholds(op.op, problem.fabric, group, choice.methods),
             bound_s=None if bound is None else float(bound[0]),
         )
 
@@ -267,11 +269,13 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
     match op:
         case Communication():
             assert timed.choice is not None, "every collective was chosen"
+            method = timed.choice.methods[int(timed.choice.index[0])]
             return TimedOp(
                 **common,
                 axis=op.axis,
                 op=op.op,
-                algorithm=timed.choice.algorithms[int(timed.choice.index[0])],
+                algorithm=method.algorithm,
+                path=method.path,
                 # a message has two ends, however many ranks are in the group
                 group_size=2 if op.op == "send_recv" else best.layout(0).degree(op.axis),
                 size_bytes=round(float(op.size_bytes[0])),

@@ -9,9 +9,10 @@ then leaves (the spine). ``planner.layout.groups`` lays axes on the levels;
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.plan import CallPath, Collective
 from planner.topology.document import Library
 
-__all__ = ["Fabric", "Level", "LevelKind", "Mesh"]
+__all__ = ["CallLevels", "Fabric", "Level", "LevelKind", "Mesh"]
 
 LevelKind = Literal["nvlink", "xgmi", "pcie", "infiniband", "ethernet", "loopback"]
 
@@ -72,6 +73,15 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class CallLevels:
+    """The levels as the calls of one operation by one path see them, measured."""
+
+    op: Collective
+    path: CallPath
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Fabric:
     """Levels, and the machine at their bottom.
 
@@ -86,6 +96,7 @@ class Fabric:
         levels: Innermost first; the last has ``unit_size >= num_gpus``.
         nodes: Numbers of the nodes in rank order; None = the first ones.
         slowest_share: Speed of the slowest GPU over that of a healthy one.
+        calls: Of operations and paths that were measured by themselves.
     """
 
     topology: str
@@ -97,3 +108,4 @@ class Fabric:
     levels: tuple[Level, ...]
     nodes: tuple[int, ...] | None = None
     slowest_share: float = 1.0
+    calls: tuple[CallLevels, ...] = ()

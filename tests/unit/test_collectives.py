@@ -13,12 +13,12 @@ from planner.cost.collectives import (
     achieved_bytes_per_s,
     choose,
     collective_terms,
-    legal_algorithms,
+    legal_methods,
     rate_of,
     thresholds,
 )
 from planner.layout.groups import lay_group
-from planner.plan import Algorithm, Collective
+from planner.plan import Algorithm, Collective, Method
 from planner.topology.fabric import Fabric, Level, Mesh
 from tests.unit.problems import NVLINK, RAIL, SPINE, fabric
 
@@ -50,7 +50,7 @@ def seconds(
 ) -> Terms:
     where = on or fabric(4096)
     group = lay_group(where, np.array([degree]), np.array([stride]))
-    return collective_terms(op, algorithm, where, group, np.array([float(size)]))
+    return collective_terms(op, Method(algorithm), where, group, np.array([float(size)]))
 
 
 @pytest.mark.parametrize(("op", "algorithm"), PAIRS)
@@ -139,7 +139,7 @@ def test_hierarchical_sends_the_shard_across_nodes() -> None:
     """2(H-1)/H of S/m over each NIC, against 2(n-1)/n of S over the m NICs of a node."""
     on, size, hosts, inside = fabric(4096), 1e9, 4, 8
     group = lay_group(on, np.array([hosts * inside]), np.array([1]))
-    nested = collective_terms("all_reduce", "hierarchical", on, group, np.array([size]))
+    nested = collective_terms("all_reduce", Method("hierarchical"), on, group, np.array([size]))
     inner = seconds("all_reduce", "ring", inside, 1, size).transfer_s[0]
     across = nested.transfer_s[0] - inner
     expected = 2 * (hosts - 1) / hosts * size / inside / achieved_bytes_per_s(RAIL)
@@ -150,7 +150,7 @@ def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
     on = fabric(8, library="gloo")
     group = lay_group(on, np.array([4]), np.array([1]))
     scatter, reduce = (
-        collective_terms(op, "ring", on, group, np.array([1e6])).total_s()[0]
+        collective_terms(op, Method("ring"), on, group, np.array([1e6])).total_s()[0]
         for op in ("reduce_scatter", "all_reduce")
     )
     assert scatter == reduce
@@ -159,19 +159,19 @@ def test_gloo_reduce_scatter_costs_an_all_reduce() -> None:
 def test_the_choice_is_the_cheapest_and_thresholds_agree_with_it() -> None:
     on = fabric(4096)
     group = lay_group(on, np.array([64]), np.array([1]))
-    algorithms: tuple[Algorithm, ...] = ("ring", "tree")
-    steps = thresholds("all_reduce", on, group, algorithms)
+    methods = (Method("ring"), Method("tree"))
+    steps = thresholds("all_reduce", on, group, methods)
     assert steps[-1].up_to_bytes is None
     assert len({s.algorithm for s in steps}) > 1  # latency-bound and bandwidth-bound differ
     for size in [*2.0 ** np.arange(10, 33), *np.linspace(1e5, 5e9, 97)]:
-        best = choose("all_reduce", on, group, np.array([size]), algorithms)
+        best = choose("all_reduce", on, group, np.array([size]), methods)
         times = [
-            collective_terms("all_reduce", a, on, group, np.array([size])).total_s()[0]
-            for a in best.algorithms
+            collective_terms("all_reduce", m, on, group, np.array([size])).total_s()[0]
+            for m in best.methods
         ]
         assert best.seconds[0] == min(times)
         planned = next(s.algorithm for s in steps if s.up_to_bytes is None or size <= s.up_to_bytes)
-        assert planned == best.algorithms[int(best.index[0])], size
+        assert planned == best.methods[int(best.index[0])].algorithm, size
 
 
 def test_every_call_of_several_ranks_pays_the_launch() -> None:
@@ -185,18 +185,29 @@ def test_no_hierarchy_is_chosen_where_there_is_none() -> None:
     # one node; one node; one GPU per node; two nodes unevenly
     for degree, stride in ((8, 1), (4, 2), (32, 8), (6, 1), (12, 1)):
         group = lay_group(on, np.array([degree]), np.array([stride]))
-        best = choose("all_gather", on, group, np.array([1e8]), ("ring", "hierarchical"))
-        assert best.algorithms[int(best.index[0])] == "ring"
+        best = choose(
+            "all_gather", on, group, np.array([1e8]), (Method("ring"), Method("hierarchical"))
+        )
+        assert best.methods[int(best.index[0])].algorithm == "ring"
         assert not np.isfinite(best.runner_up_s[0])
 
 
-def test_hierarchies_are_legal_only_where_a_framework_makes_them() -> None:
+def test_a_framework_adds_its_own_methods_to_the_librarys() -> None:
     on = fabric(64)
-    assert legal_algorithms(on, "megatron", "dp_cp", "all_reduce") == ("ring", "tree")
-    assert legal_algorithms(on, "megatron", "dp_shard_cp", "all_gather") == ("ring",)
-    gloo = fabric(64, library="gloo")
-    assert legal_algorithms(gloo, "executor", "dp_cp", "all_reduce") == ("ring", "hierarchical")
-    assert legal_algorithms(gloo, "executor", "tp", "all_reduce") == ("ring",)
+    assert legal_methods(on, "megatron", "all_reduce") == (Method("ring"), Method("tree"))
+    assert legal_methods(on, "megatron", "all_gather") == (Method("ring"),)
+    assert legal_methods(on, "executor", "all_gather") == (Method("ring"), Method("hierarchical"))
+    gloo = legal_methods(fabric(64, library="gloo"), "executor", "all_reduce")
+    assert gloo[0] == Method("ring")  # the default wins ties
+    assert {Method("ring", "executor"), Method("hierarchical", "shm")} < set(gloo)
+
+
+def test_hierarchies_need_as_many_levels() -> None:
+    node = fabric(8, library="gloo", levels=(NVLINK,))
+    two = fabric(64, library="gloo", levels=(NVLINK, RAIL))
+    for on, expected in ((node, set()), (two, {"hierarchical"})):
+        legal = {m.algorithm for m in legal_methods(on, "executor", "all_reduce")}
+        assert legal & {"hierarchical", "three_level"} == expected
 
 
 # ------------------------------------------------------------ closed forms on three levels

@@ -190,7 +190,7 @@ def test_members_and_evenness_are_those_of_every_group_of_the_axis(equal: bool) 
             several = bool(1 < fewest < degree)
             assert bool(group.has_hierarchy()[i]) is (several and even), (sizes, degree, stride)
             if fewest > 1:
-                assert bool(group.even[i]) is even, (sizes, degree, stride)
+                assert bool(group.even[0][i]) is even, (sizes, degree, stride)
 
 
 def test_members_of_unequal_levels_never_shrink_outwards() -> None:

@@ -12,7 +12,7 @@ from planner.cost.collectives import collective_terms
 from planner.cost.step import price
 from planner.errors import InvalidInputError
 from planner.layout.groups import lay_group
-from planner.plan import Algorithm, Collective
+from planner.plan import Algorithm, Collective, Method
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric, live_nodes
 from planner.topology.document import Impairment, TopologyDocument, parse_topology
@@ -268,7 +268,9 @@ def costs(fabric: Fabric) -> list[float]:
     size = np.full(len(shapes), 1e8)
     for op, algorithms in RUNS:
         for algorithm in algorithms:
-            found += collective_terms(op, algorithm, fabric, group, size).transfer_s.tolist()
+            found += collective_terms(
+                op, Method(algorithm), fabric, group, size
+            ).transfer_s.tolist()
     return found
 
 

@@ -192,7 +192,7 @@ def test_ten_trays_of_one_rack_and_eight_of_another_are_unequal_domains() -> Non
     group = lay_group(fabric, np.array([72, 8, 12]), np.array([1, 1, 1]))
     # 72 ranks: 32 at least; 8 ranks fit both domains; 12 leave 4 behind after 36
     assert group.members[0].tolist() == [32, 8, 4]
-    assert group.even.tolist() == [False, True, False]
+    assert group.even[0].tolist() == [False, True, False]
 
 
 def test_half_a_rack_alone_needs_no_network() -> None:

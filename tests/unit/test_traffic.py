@@ -13,10 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from planner.calibrate.apply import fitted_fabric
-from planner.cost.collectives import collective_terms, legal_algorithms
+from planner.cost.algorithms import is_possible
+from planner.cost.collectives import collective_terms, legal_methods
 from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.layout.groups import Group, lay_group
-from planner.plan import Algorithm, Collective, LevelFit
+from planner.plan import Algorithm, Collective, LevelFit, Method
 from planner.planning import make_plan
 from planner.request import PlanRequest
 from planner.resolving import resolve
@@ -163,7 +164,7 @@ def test_bytes_over_levels_are_those_of_who_sends_to_whom(
         algorithms.append("hierarchical")
     sizes = [level.unit_size for level in on.levels]
     for algorithm in algorithms:
-        found = bytes_per_level(op, algorithm, on, group, SIZES)
+        found = bytes_per_level(op, Method(algorithm), on, group, SIZES)
         edges = list(enumerated(op, algorithm, ranks, sizes[0], gloo=gloo))
         expected = per_level(iter(edges), sizes, len(ranks))
         assert [float(size[0]) for size in found] == pytest.approx(expected), algorithm
@@ -177,7 +178,7 @@ def test_bytes_over_levels_are_those_of_who_sends_to_whom(
 def test_keys_and_values_go_round(lie: tuple[Fabric, tuple[int, ...], int]) -> None:
     on, ranks, stride = lie
     group = one(len(ranks), stride, on)
-    found = bytes_per_level("send_recv", "point_to_point", on, group, SIZES, closed=True)
+    found = bytes_per_level("send_recv", Method("point_to_point"), on, group, SIZES, closed=True)
     round_ = [(a, b, SIZE) for a, b in pairwise([*ranks, ranks[0]])]
     expected = per_level(iter(round_), [level.unit_size for level in on.levels], len(ranks))
     assert [float(size[0]) for size in found] == pytest.approx(expected)
@@ -202,7 +203,7 @@ def test_no_byte_is_lost_on_uneven_groups_either(
         ("all_gather", "ring", 1),
         ("all_to_all", "direct", 1),
     ):
-        sent = bytes_per_level(op, algorithm, on, group, SIZES)  # type: ignore[arg-type]
+        sent = bytes_per_level(op, Method(algorithm), on, group, SIZES)  # type: ignore[arg-type]
         assert all(size[0] >= 0 for size in sent)
         total = sum(float(size[0]) for size in sent)
         assert total == pytest.approx(factor * SIZE * (degree - 1) / degree)
@@ -246,11 +247,10 @@ def test_no_algorithm_is_faster_than_the_bound(
     bound = lower_bound_s(op, on, group, sizes)
     assert bound is not None
     assert (bound[0] > 0) == (group.degree[0] > 1)
-    for algorithm in legal_algorithms(on, "executor", "dp_cp", op):
-        if algorithm == "hierarchical" and not group.has_hierarchy()[0]:
-            continue
-        terms = collective_terms(op, algorithm, at_nominal(on), group, sizes)
-        assert bound[0] <= terms.transfer_s[0] * (1 + 1e-12), algorithm
+    for method in legal_methods(on, "executor", op):
+        if is_possible(op, method, group)[0]:
+            terms = collective_terms(op, method, at_nominal(on), group, sizes)
+            assert bound[0] <= terms.transfer_s[0] * (1 + 1e-12), method
 
 
 @settings(max_examples=100, deadline=None)
@@ -272,8 +272,8 @@ def test_nor_where_levels_are_measured(
     on = fitted_fabric(on, fits, source="test")
     bound = lower_bound_s(op, on, group, np.array([1e6]))
     assert bound is not None
-    for algorithm in legal_algorithms(on, "megatron", "tp", op):
-        terms = collective_terms(op, algorithm, on, group, np.array([1e6]))
+    for method in legal_methods(on, "megatron", op):
+        terms = collective_terms(op, method, on, group, np.array([1e6]))
         assert bound[0] <= terms.total_s()[0]
 
 
