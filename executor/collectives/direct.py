@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from executor.collectives.messages import Messages, wait
 from executor.collectives.protocol import Op, Splits
-from executor.collectives.reduction import accumulate, average
+from executor.collectives.reduction import accumulate, average, require_reducible
 from executor.mesh import RankGroup
 
 __all__ = ["Direct", "pieces"]
@@ -35,6 +35,7 @@ class Direct:
 
         A tensor with fewer elements than members is reduced by every member (one-shot).
         """
+        require_reducible(tensor, op)
         flat = tensor.view(-1)
         if flat.numel() < self._size:
             self._reduce_everywhere(flat, op)
@@ -55,6 +56,7 @@ class Direct:
 
     def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor, op: Op) -> None:
         """Fill ``shard`` with the reduction of the blocks that the members sent for it."""
+        require_reducible(whole, op)
         parts = pieces(whole, None, self._size)
         blocks = self._blocks(shard.view(-1))
         received = self._receive_all(blocks)
@@ -79,6 +81,7 @@ class Direct:
 
     def reduce(self, tensor: torch.Tensor, op: Op, root: int) -> None:
         """Send all tensors to ``root``, which holds n - 1 of them beside its own to reduce them."""
+        require_reducible(tensor, op)
         if self._index == root:
             blocks = self._blocks(tensor.view(-1))
             self._reduce(blocks, self._receive_all(blocks), op)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from executor.collectives.messages import Messages, wait
 from executor.collectives.protocol import Op
-from executor.collectives.reduction import accumulate, average
+from executor.collectives.reduction import accumulate, average, require_reducible
 from executor.mesh import RankGroup
 
 __all__ = ["Tree", "double_binary_tree"]
@@ -46,6 +46,7 @@ class Tree:
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
         """Reduce each half up its tree and send it down again: all get the bits of its root."""
+        require_reducible(tensor, op)
         halves = self._halves(tensor, None)
         _run([*(_Up(half, op, self._size) for half in halves), *(_Down(half) for half in halves)])
 
@@ -55,6 +56,7 @@ class Tree:
 
     def reduce(self, tensor: torch.Tensor, op: Op, root: int) -> None:
         """Reduce ``tensor`` up both trees to ``root``; elsewhere it holds partial results."""
+        require_reducible(tensor, op)
         _run([_Up(half, op, self._size) for half in self._halves(tensor, root)])
 
     def _halves(self, tensor: torch.Tensor, root: int | None) -> "list[_Half]":
