@@ -10,13 +10,13 @@ __all__ = ["Library"]
 
 
 class Library:
-    """The collectives of one group by the calls of ``torch.distributed`` (``protocol.Collectives``).
+    """The collectives of one group by ``torch.distributed``'s calls (``protocol.Collectives``).
 
     What is only moved goes as bytes, because gloo refuses int16 and float8, and complex in gather.
     """
 
     def __init__(self, group: RankGroup) -> None:
-        self._size, self._index, self._group = group.size, group.index, group.process_group
+        self._size, self._group = group.size, group.process_group
 
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
         """Reduce ``tensor`` over the group, in place."""
