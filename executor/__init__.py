@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from executor.job import Job, agree_on_plan, current_job, join, together
     from executor.measure import calibration_run, run_probes, timed_step
+    from executor.nccl import NcclSettings, group_options, nccl_settings
     from executor.observer import Observer, observe
     from executor.trainer import StepResult, Trainer, apply
     from executor.watch import LeftOut
@@ -32,6 +33,7 @@ __all__ = [
     "Job",
     "LeftOut",
     "LostPeerError",
+    "NcclSettings",
     "Observer",
     "PlanMismatchError",
     "PlanSourceError",
@@ -44,9 +46,11 @@ __all__ = [
     "check_model",
     "check_plan",
     "current_job",
+    "group_options",
     "join",
     "load_checkpoint",
     "load_plan",
+    "nccl_settings",
     "observe",
     "post_run",
     "run_probes",
@@ -71,6 +75,7 @@ _NAMES_OF = {
     ),
     "job": ("Job", "agree_on_plan", "current_job", "join", "together"),
     "measure": ("calibration_run", "run_probes", "timed_step"),
+    "nccl": ("NcclSettings", "group_options", "nccl_settings"),
     "observer": ("Observer", "observe"),
     "trainer": ("StepResult", "Trainer", "apply"),
     "watch": ("LeftOut",),

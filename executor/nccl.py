@@ -1,0 +1,427 @@
+"""A plan's choices as settings of NCCL, made before its groups are.
+
+NCCL chooses between ring and tree call by call, from a table that three things can bend:
+
+- **NCCL_ALGO** names the algorithms a function may use, in all groups and at all sizes (user guide,
+  "NCCL_ALGO"; per function since NCCL 2.24). It can say a plan whose every choice is a ring, and no
+  tree: without ring in the list NCCL fails where it has no tree, and with it NCCL chooses.
+- **A tuner's file**: NCCL's example plugin (``plugins/tuner/example``) reads lines of a function, a
+  range of bytes, an algorithm and the nodes and ranks of a group, and the first line that matches
+  wins. Bytes are nccl-tests' S, as in the plan (``src/enqueue.cc``, ``ncclGetAlgoInfo``).
+- **Options of a group**: its CTAs, its CTA policy, the priority of its stream.
+
+What the file costs: a line has to name a protocol too, and only ``simple`` is right everywhere, so
+small messages lose LL. Its channels are 0, which NCCL reads as "not set": the documented -1 leaves
+the 1 that the plugin starts with, and so does a call that no line matches (plugin.c of NCCL 2.30.7;
+ROCm/rccl#1985 mended it there). So the file is written only where NCCL_ALGO cannot say the plan.
+
+**No setting made here ever reached an NCCL in this project**: tests read the lines as the plugin's
+source does (NCCL 2.30.7) and compare them with the plan.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from executor.errors import PlanMismatchError, UnsupportedPlanError
+from planner.plan import AXES, Algorithm, Axis, Collective, CollectiveChoice, Plan
+
+__all__ = [
+    "GroupSettings",
+    "NcclSettings",
+    "TunerRule",
+    "group_options",
+    "nccl_settings",
+]
+
+# The collectives with several algorithms in NCCL, by its names for them; all_to_all, gather and
+# scatter are sends and receives there. Only all_reduce has trees (src/graph/tuning.cc).
+_TUNED: Final[dict[Collective, str]] = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "broadcast": "broadcast",
+}
+_ALGORITHMS: Final[dict[Collective, tuple[Algorithm, ...]]] = {
+    op: ("ring", "tree") if op == "all_reduce" else ("ring",) for op in _TUNED
+}
+_ANY_SIZE: Final = (1 << 64) - 1  # the plugin reads sizes with strtoull into a size_t
+_MAX_CTAS: Final = 64  # user guide, NCCL_MAX_CTAS
+_MAX_CGA_CLUSTER_SIZE: Final = 8  # user guide, NCCL_CGA_CLUSTER_SIZE
+_EXAMPLE_PLUGIN: Final = "libnccl-tuner-example.so"
+
+
+@dataclass(frozen=True, slots=True)
+class TunerRule:
+    """One line of the tuner's file: this algorithm, for these bytes, in groups of this shape.
+
+    Attributes:
+        op: Operation.
+        min_bytes: Smallest S, included.
+        max_bytes: Largest S, included.
+        algorithm: Ring or tree.
+        num_nodes: Nodes of the group, as NCCL counts them.
+        num_ranks: Ranks of the group.
+    """
+
+    op: Collective
+    min_bytes: int
+    max_bytes: int
+    algorithm: Algorithm
+    num_nodes: int
+    num_ranks: int
+
+    def line(self) -> str:
+        """Return the line, without what is optional.
+
+        >>> TunerRule("all_reduce", 0, 1023, "tree", 4, 32).line()
+        'allreduce,0,1023,tree,simple,0,4,32'
+        """
+        return (
+            f"{_TUNED[self.op]},{self.min_bytes},{self.max_bytes},{self.algorithm},simple,0,"
+            f"{self.num_nodes},{self.num_ranks}"
+        )
+
+    def contradicts(self, other: "TunerRule") -> bool:
+        """Return whether both match some call and want different algorithms for it."""
+        return (
+            (self.op, self.num_nodes, self.num_ranks)
+            == (other.op, other.num_nodes, other.num_ranks)
+            and self.algorithm != other.algorithm
+            and self.min_bytes <= other.max_bytes
+            and other.min_bytes <= self.max_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What the group of an axis is made with; None and False leave it to NCCL.
+
+    Attributes:
+        min_ctas: Fewest thread blocks of a call.
+        max_ctas: Most of them.
+        cga_cluster_size: Thread blocks of a cluster, on compute capability 9 and later.
+        zero_cta: No thread blocks where copy engines can do it: the policy of copy_engine choices.
+        is_high_priority: Calls run on a stream of high priority.
+    """
+
+    min_ctas: int | None = None
+    max_ctas: int | None = None
+    cga_cluster_size: int | None = None
+    zero_cta: bool = False
+    is_high_priority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NcclSettings:
+    """A plan as NCCL understands it.
+
+    Attributes:
+        environment: Variables to set, but for the path of the tuner's file.
+        accepted: Variables that must be unset, or have one of these values: they would override
+            the rest.
+        tuner_rules: Lines of the tuner's file, the first that matches first; empty = no file.
+        groups: Settings of the group of every axis.
+    """
+
+    environment: Mapping[str, str]
+    accepted: Mapping[str, tuple[str, ...]]
+    tuner_rules: tuple[TunerRule, ...]
+    groups: Mapping[Axis, GroupSettings]
+
+    def tuner_text(self) -> str:
+        """Return the tuner's file."""
+        return "".join(f"{rule.line()}\n" for rule in self.tuner_rules)
+
+    def apply(self, environment: MutableMapping[str, str], tuner_file: Path | None = None) -> None:
+        """Set the variables, and write the tuner's file if there is one; all or nothing.
+
+        Args:
+            environment: Of this process, which NCCL reads when it makes its first group.
+            tuner_file: Where to write; ranks of a host may share it, they write the same.
+
+        Raises:
+            PlanMismatchError: Groups exist already, or variables are set to other values: each is
+                named.
+        """
+        if dist.is_available() and dist.is_initialized():
+            raise PlanMismatchError(
+                "NCCL settings come too late: torch.distributed is initialized, and NCCL reads "
+                "them once; apply them before init_process_group"
+            )
+        if self.tuner_rules and tuner_file is None:
+            raise PlanMismatchError(
+                f"the plan needs a tuner's file of {len(self.tuner_rules)} lines and no path was "
+                "given; give tuner_file"
+            )
+        wanted = dict(self.environment)
+        if self.tuner_rules and tuner_file is not None:
+            wanted["NCCL_TUNER_CONFIG_FILE"] = str(tuner_file.absolute())
+        conflicts = [*_conflicts(environment, wanted, self.accepted)]
+        if conflicts:
+            raise PlanMismatchError(
+                f"the environment contradicts the plan: {'; '.join(conflicts)}; unset these, or "
+                "run without the plan's NCCL settings"
+            )
+        if self.tuner_rules and tuner_file is not None:
+            _replace(tuner_file, self.tuner_text())
+        environment.update(wanted)
+
+
+def _conflicts(
+    environment: Mapping[str, str],
+    wanted: Mapping[str, str],
+    accepted: Mapping[str, Collection[str]],
+) -> Iterator[str]:
+    for name, value in wanted.items():
+        if environment.get(name, value) != value:
+            yield f"{name}={environment[name]!r}, the plan sets {value!r}"
+    for name, values in accepted.items():
+        if name in environment and environment[name].upper() not in values:
+            needed = " or ".join(map(repr, values))
+            yield f"{name}={environment[name]!r}, the plan needs {needed or 'it unset'}"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that another process may be reading, or writing just so."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+# ----------------------------------------------------------------------------- plan to settings
+
+
+def nccl_settings(
+    plan: Plan,
+    *,
+    min_ctas: int | None = None,
+    max_ctas: int | None = None,
+    cga_cluster_size: int | None = None,
+    high_priority: Collection[Axis] = (),
+    tuner_plugin: str = _EXAMPLE_PLUGIN,
+) -> NcclSettings:
+    """Return how NCCL is told what ``plan`` chose.
+
+    A plan says nothing of CTAs, clusters and priorities: no figure of this project says what they
+    gain, so they are asked for or left to NCCL.
+
+    Args:
+        plan: Of a job on NCCL.
+        min_ctas: 1 to 64, for all groups.
+        max_ctas: 1 to 64, for all groups.
+        cga_cluster_size: 0 to 8, for all groups.
+        high_priority: Axes whose calls run on a stream of high priority, such as those whose
+            result the next layer waits for.
+        tuner_plugin: NCCL's example plugin, built, or one that reads the same file.
+
+    Raises:
+        ValueError: A number is out of its range.
+        UnsupportedPlanError: NCCL has no such algorithm, or cannot tell apart two groups that
+            choose differently; ``fields`` names all of them.
+    """
+    _check_range("min_ctas", min_ctas, 1, _MAX_CTAS)
+    _check_range("max_ctas", max_ctas, min_ctas or 1, _MAX_CTAS)
+    _check_range("cga_cluster_size", cga_cluster_size, 0, _MAX_CGA_CLUSTER_SIZE)
+    rules = _tuner_rules(plan)
+    zero_cta = _axes_with_copy_engines(plan)
+    accepted = {
+        "NCCL_MIN_CTAS": _words(min_ctas),
+        "NCCL_MIN_NCHANNELS": _words(min_ctas),  # the deprecated name; the larger wins
+        "NCCL_MAX_CTAS": _words(max_ctas),
+        "NCCL_MAX_NCHANNELS": _words(max_ctas),
+        "NCCL_CGA_CLUSTER_SIZE": _words(cga_cluster_size),
+        "NCCL_CTA_POLICY": ("2", "ZERO") if zero_cta else (),
+    }
+    overriding = {name: values for name, values in accepted.items() if values}
+    groups = {
+        axis: GroupSettings(
+            min_ctas, max_ctas, cga_cluster_size, axis in zero_cta, axis in high_priority
+        )
+        for axis in AXES
+    }
+    if all(rule.algorithm == "ring" for rule in rules):
+        functions = dict.fromkeys(_TUNED[rule.op] for rule in rules)
+        rings = ";".join(f"{function}:ring" for function in functions)
+        return NcclSettings({"NCCL_ALGO": rings} if rings else {}, overriding, (), groups)
+    # NCCL_ALGO takes algorithms out of the table before the tuner sees it
+    return NcclSettings(
+        {"NCCL_TUNER_PLUGIN": tuner_plugin}, {**overriding, "NCCL_ALGO": ()}, rules, groups
+    )
+
+
+def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise ValueError(f"{name}={value}; NCCL takes {low} to {high} here")
+
+
+def _words(value: int | None) -> tuple[str, ...]:
+    return () if value is None else (str(value),)
+
+
+def _axes_with_copy_engines(plan: Plan) -> frozenset[Axis]:
+    """Return the axes whose group needs the policy; axes of the same ranks share one group."""
+    asked = [
+        plan.groups(choice.axis)
+        for choice in plan.collectives
+        if any(method.path == "nccl_zero_cta" for method in choice.methods())
+    ]
+    return frozenset(axis for axis in AXES if plan.groups(axis) in asked)
+
+
+def _tuner_rules(plan: Plan) -> tuple[TunerRule, ...]:
+    """Return a rule for every range of bytes in every shape of group, once."""
+    wanted_by: dict[TunerRule, str] = {}
+    conflicts: list[str] = []
+    for choice in plan.collectives:
+        for rule in _rules_of(plan, choice):
+            wanted_by.setdefault(rule, f"{choice.axis}.{choice.op}")
+    rules = tuple(wanted_by)
+    for number, rule in enumerate(rules):
+        if rule.algorithm not in _ALGORITHMS[rule.op]:
+            conflicts.append(f"{wanted_by[rule]}: NCCL has no {rule.algorithm} for {rule.op}")
+        conflicts += [
+            f"{wanted_by[rule]} takes {rule.algorithm} and {wanted_by[other]} {other.algorithm} "
+            f"for {max(rule.min_bytes, other.min_bytes)} bytes, both by groups of {rule.num_ranks} "
+            f"ranks on {rule.num_nodes} nodes"
+            for other in rules[number + 1 :]
+            if rule.contradicts(other)
+        ]
+    if conflicts:
+        raise UnsupportedPlanError(
+            f"NCCL cannot be told all of plan {plan.id}: {'; '.join(conflicts)}; leave the choice "
+            "to NCCL by not applying settings, or plan with other algorithms",
+            tuple(conflicts),
+        )
+    return rules
+
+
+def _rules_of(plan: Plan, choice: CollectiveChoice) -> Iterator[TunerRule]:
+    """Yield the rules of one choice: of its own groups, and of those a hierarchy is made of."""
+    if choice.op not in _TUNED:
+        return
+    low = 0
+    steps = [(step.up_to_bytes, step.algorithm, step.path) for step in choice.thresholds]
+    for up_to, algorithm, path in [*steps, (None, choice.algorithm, choice.path)]:
+        high = _ANY_SIZE if up_to is None else up_to
+        if low <= high and path == "library":
+            yield from _rules_between(plan, choice, algorithm, low, high)
+        low = max(low, high + 1)
+
+
+def _rules_between(
+    plan: Plan, choice: CollectiveChoice, algorithm: Algorithm, low: int, high: int
+) -> Iterator[TunerRule]:
+    groups = plan.groups(choice.axis)
+    if algorithm in ("hierarchical", "three_level"):
+        yield from _rules_of_hierarchy(plan, choice.op, groups, three=algorithm == "three_level")
+    elif algorithm in ("ring", "tree"):
+        for num_nodes, num_ranks in _shapes(plan, groups):
+            yield TunerRule(choice.op, low, high, algorithm, num_nodes, num_ranks)
+
+
+def _rules_of_hierarchy(
+    plan: Plan, op: Collective, groups: Sequence[tuple[int, ...]], *, three: bool
+) -> Iterator[TunerRule]:
+    """Yield rings for the parts of a hierarchy, which the planner prices as rings, at all sizes."""
+    inside_ops: tuple[Collective, ...] = (
+        ("reduce_scatter", "all_gather") if op == "all_reduce" else (op,)
+    )
+    inside, across = _split(groups, plan.ranks.unit_of)
+    parts = [(part, inside) for part in inside_ops]
+    if three:
+        middle, across = _split(across, plan.ranks.outer_unit_of)
+        parts += [(part, middle) for part in inside_ops]
+    for part, members in [*parts, (op, across)]:
+        for num_nodes, num_ranks in _shapes(plan, members):
+            yield TunerRule(part, 0, _ANY_SIZE, "ring", num_nodes, num_ranks)
+
+
+def _split(
+    groups: Sequence[tuple[int, ...]], unit_of: Callable[[int], int]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return the groups inside units, and those of one rank of each (of uneven units, the first).
+
+    >>> _split([(0, 1, 2, 3)], lambda rank: rank // 2)
+    ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
+    """
+    inside: list[tuple[int, ...]] = []
+    across: list[tuple[int, ...]] = []
+    for ranks in groups:
+        units: dict[int, list[int]] = {}
+        for rank in ranks:
+            units.setdefault(unit_of(rank), []).append(rank)
+        inside += [tuple(members) for members in units.values()]
+        across += zip(*units.values(), strict=False)
+    return inside, across
+
+
+def _shapes(plan: Plan, groups: Sequence[tuple[int, ...]]) -> list[tuple[int, int]]:
+    """Return (nodes, ranks) of all groups of several ranks, each once.
+
+    A node is what NCCL's rings cross without a network: a host, or all hosts of one NVLink domain
+    (``src/init.cc``, ``nNodes``).
+    """
+    unit_of = plan.ranks.unit_of
+    found = {
+        (
+            min(
+                len({rank // plan.ranks.ranks_per_node for rank in ranks}),
+                len({unit_of(rank) for rank in ranks}),
+            ),
+            len(ranks),
+        )
+        for ranks in groups
+        if len(ranks) > 1
+    }
+    return sorted(found)
+
+
+# ------------------------------------------------------------------------------ group options
+
+
+def group_options(settings: NcclSettings, axis: Axis, *, calls: Any = dist) -> Any:
+    """Return ``pg_options`` for ``new_group``, or None where NCCL's own are to be used.
+
+    For a dim of a ``DeviceMesh``: ``backend_override={dim: ("nccl", options)}``.
+
+    Args:
+        settings: Of the plan.
+        axis: Whose group it is.
+        calls: ``torch.distributed``.
+
+    Raises:
+        UnsupportedPlanError: This torch has no NCCL, or no such option.
+    """
+    wanted = settings.groups[axis]
+    if wanted == GroupSettings():
+        return None
+    nccl = getattr(calls, "ProcessGroupNCCL", None)
+    if nccl is None:
+        raise UnsupportedPlanError(
+            f"{axis} needs options of NCCL, and torch {torch.__version__} is built without it; "
+            "install a CUDA build, or plan for gloo",
+            ("ProcessGroupNCCL",),
+        )
+    options = nccl.Options(is_high_priority_stream=wanted.is_high_priority)
+    for name, value in (
+        ("min_ctas", wanted.min_ctas),
+        ("max_ctas", wanted.max_ctas),
+        ("cga_cluster_size", wanted.cga_cluster_size),
+        ("cta_policy", getattr(nccl, "NCCL_CTA_POLICY_ZERO", 2) if wanted.zero_cta else None),
+    ):
+        if value is None:
+            continue
+        if not hasattr(options.config, name):
+            raise UnsupportedPlanError(
+                f"{axis} needs NCCL's {name}={value}, which torch {torch.__version__} does not "
+                "pass on; use a torch built with NCCL 2.28 or later",
+                (name,),
+            )
+        setattr(options.config, name, value)
+    return options

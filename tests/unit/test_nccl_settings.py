@@ -1,0 +1,330 @@
+"""NCCL, told a plan, chooses what the plan chose; what it cannot be told is named."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore  # public without its type
+
+from executor.errors import PlanMismatchError, UnsupportedPlanError
+from executor.nccl import GroupSettings, NcclSettings, group_options, nccl_settings
+from planner.plan import AXES, Axis, Collective, CollectiveChoice, Method, Plan, SizeThreshold
+from planner.planning import make_plan
+from planner.request import PlanRequest
+from planner.resolving import resolve
+
+NAMES: dict[Collective, str] = {
+    "all_reduce": "allreduce",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+}
+KIB = 1 << 10
+
+
+def dgx_plan(**constraints: Any) -> Plan:
+    """Return the planner's own for 32 H100 in four nodes."""
+    request = {
+        "topology": "dgx-h100",
+        "nodes": 4,
+        "model": "llama3-8b",
+        "training": {"global_batch_size": 256, "seq_len": 8192},
+        "constraints": {"pp": 1, "order": "tp-cp-ep-dp-pp", **constraints},
+    }
+    return make_plan(resolve(PlanRequest.model_validate(request)))
+
+
+@pytest.fixture(scope="module")
+def with_trees() -> Plan:
+    """Return a plan whose small gradient all_reduce takes a tree."""
+    return dgx_plan(tp=4, zero_stage=0)
+
+
+@pytest.fixture(scope="module")
+def all_rings() -> Plan:
+    return dgx_plan(tp=8, zero_stage=1)
+
+
+def choice(axis: Axis, op: Collective, method: Method, *steps: tuple[int, Method]) -> Any:
+    """Return a choice: up to so many bytes each step's method, ``method`` above."""
+    thresholds = [
+        SizeThreshold(up_to_bytes=size, algorithm=step.algorithm, path=step.path)
+        for size, step in steps
+    ]
+    return CollectiveChoice(
+        axis=axis,
+        op=op,
+        group_size=2,
+        size_bytes=KIB,
+        algorithm=method.algorithm,
+        path=method.path,
+        predicted_s=0,
+        runner_up=None,
+        runner_up_s=None,
+        thresholds=tuple(thresholds),
+    )
+
+
+def choosing(plan: Plan, *choices: CollectiveChoice) -> Plan:
+    return plan.model_copy(update={"collectives": choices})
+
+
+def chosen(text: str, op: Collective, size: int, nodes: int, ranks: int) -> str | None:
+    """Return what the example plugin picks: the first line that matches (plugin.c)."""
+    for line in text.splitlines():
+        name, low, high, algorithm, _, _, num_nodes, num_ranks = line.split(",")
+        if (
+            name == NAMES[op]
+            and int(low) <= size <= int(high)
+            and int(num_nodes) in (-1, nodes)
+            and int(num_ranks) in (-1, ranks)
+        ):
+            return algorithm
+    return None
+
+
+def hosts_of(ranks: tuple[int, ...]) -> int:
+    return len({rank // 8 for rank in ranks})
+
+
+def test_the_file_chooses_what_the_plan_does_for_every_group_and_size(with_trees: Plan) -> None:
+    text = nccl_settings(with_trees).tuner_text()
+    ends = {
+        step.up_to_bytes
+        for found in with_trees.collectives
+        for step in found.thresholds
+        if step.up_to_bytes is not None
+    }
+    sizes = {0, 1, 5 << 30, *(2**power for power in range(36)), *ends, *(e + 1 for e in ends)}
+    seen = set()
+    for found in with_trees.collectives:
+        for ranks in with_trees.groups(found.axis):
+            for size in sizes:
+                planned = with_trees.method(found.axis, found.op, size).algorithm
+                got = chosen(text, found.op, size, hosts_of(ranks), len(ranks))
+                assert got == planned, (found.axis, found.op, size)
+                seen.add(planned)
+    assert seen == {"ring", "tree"}
+
+
+def test_lines_are_what_the_plugin_reads(with_trees: Plan) -> None:
+    lines = nccl_settings(with_trees).tuner_text().splitlines()
+    assert lines
+    assert all(len(line) < 256 and len(line.split(",")) == 8 for line in lines)
+    # LL128 may corrupt data; channels -1 would mean one channel
+    assert {tuple(line.split(",")[4:6]) for line in lines} == {("simple", "0")}
+
+
+def test_rings_alone_need_no_file(all_rings: Plan) -> None:
+    settings = nccl_settings(all_rings)
+    planned = {NAMES[found.op] for found in all_rings.collectives if found.op in NAMES}
+    assert settings.tuner_rules == ()
+    assert set(settings.environment) == {"NCCL_ALGO"}
+    functions = [part.split(":") for part in settings.environment["NCCL_ALGO"].split(";")]
+    assert dict(functions) == dict.fromkeys(planned, "ring")
+
+
+def test_a_plan_that_leaves_all_to_nccl_sets_nothing(all_rings: Plan) -> None:
+    ours = choosing(all_rings, choice("dp", "all_reduce", Method("tree", "executor")))
+    assert nccl_settings(ours).environment == {}
+    assert nccl_settings(ours).tuner_rules == ()
+
+
+def test_a_hierarchy_is_rings_in_its_parts_and_no_line_of_its_own(all_rings: Plan) -> None:
+    hierarchy = Method("hierarchical")
+    plan = choosing(
+        dgx_like(all_rings, tp=1),
+        choice("dp_cp", "all_reduce", hierarchy, (64 * KIB, Method("tree"))),
+    )
+    text = nccl_settings(plan).tuner_text()
+    assert chosen(text, "all_reduce", 64 * KIB, 4, 32) == "tree"
+    assert chosen(text, "all_reduce", 64 * KIB + 1, 4, 32) is None
+    assert chosen(text, "reduce_scatter", 1 << 30, 1, 8) == "ring"
+    assert chosen(text, "all_gather", 1 << 30, 1, 8) == "ring"
+    assert chosen(text, "all_reduce", 1 << 27, 4, 4) == "ring"
+
+
+def dgx_like(plan: Plan, *, tp: int) -> Plan:
+    layout = plan.layout.model_copy(update={"tp": tp, "dp_shard": 32 // tp, "dp_replicate": 1})
+    return plan.model_copy(update={"layout": layout})
+
+
+def test_three_levels_have_rings_in_the_middle_too(all_rings: Plan) -> None:
+    units = tuple(tuple(range(16 * half, 16 * half + 16)) for half in range(2))
+    plan = dgx_like(all_rings, tp=1)
+    plan = choosing(
+        plan.model_copy(update={"ranks": plan.ranks.model_copy(update={"outer_units": units})}),
+        choice("dp", "all_reduce", Method("three_level"), (KIB, Method("tree"))),
+    )
+    text = nccl_settings(plan).tuner_text()
+    assert chosen(text, "reduce_scatter", 1 << 20, 1, 8) == "ring"
+    assert chosen(text, "reduce_scatter", 1 << 20, 2, 2) == "ring"
+    assert chosen(text, "all_reduce", 1 << 20, 2, 2) == "ring"
+
+
+def test_an_nvlink_domain_of_several_hosts_is_one_node(all_rings: Plan) -> None:
+    plan = dgx_like(all_rings, tp=8)
+    ranks = plan.ranks.model_copy(update={"ranks_per_node": 4, "ranks_per_unit": 8})
+    plan = choosing(
+        plan.model_copy(update={"ranks": ranks}),
+        choice("tp", "all_reduce", Method("ring"), (KIB, Method("tree"))),
+    )
+    assert {rule.num_nodes for rule in nccl_settings(plan).tuner_rules} == {1}
+
+
+def test_axes_that_nccl_cannot_tell_apart_are_a_conflict(all_rings: Plan) -> None:
+    plan = dgx_like(all_rings, tp=8)
+    plan = choosing(
+        plan,
+        choice("dp", "all_reduce", Method("ring"), (KIB, Method("tree"))),
+        choice("edp", "all_reduce", Method("tree")),
+    )
+    layout = plan.layout.model_copy(update={"ep": 8})  # edp is dp: four ranks on four nodes
+    with pytest.raises(UnsupportedPlanError, match="4 ranks on 4 nodes") as found:
+        nccl_settings(plan.model_copy(update={"layout": layout}))
+    assert len(found.value.fields) == 1
+    assert "dp.all_reduce takes ring" in found.value.fields[0]
+    assert "edp.all_reduce tree" in found.value.fields[0]
+
+
+def test_a_tree_that_nccl_does_not_have_is_refused(all_rings: Plan) -> None:
+    plan = choosing(all_rings, choice("dp", "all_gather", Method("tree")))
+    with pytest.raises(UnsupportedPlanError, match="no tree for all_gather"):
+        nccl_settings(plan)
+
+
+def test_copy_engines_give_their_group_the_policy(all_rings: Plan) -> None:
+    method = Method("copy_engine", "nccl_zero_cta")
+    plan = choosing(
+        dgx_like(all_rings, tp=8), choice("dp_shard_cp", "all_gather", method, (1, Method("ring")))
+    )
+    settings = nccl_settings(plan)
+    of_same_ranks = {axis for axis in AXES if plan.groups(axis) == plan.groups("dp")}
+    assert {axis for axis in AXES if settings.groups[axis].zero_cta} == of_same_ranks
+    assert settings.accepted["NCCL_CTA_POLICY"] == ("2", "ZERO")
+    settings.apply({"NCCL_CTA_POLICY": "zero"})
+    with pytest.raises(PlanMismatchError, match=r"NCCL_CTA_POLICY='0', the plan needs '2' or"):
+        settings.apply({"NCCL_CTA_POLICY": "0"})
+
+
+def test_the_environment_gets_the_variables_and_the_file(with_trees: Plan, tmp_path: Path) -> None:
+    settings = nccl_settings(with_trees)
+    environment = {"PATH": "/bin"}
+    settings.apply(environment, tmp_path / "tuner.csv")
+    assert environment == {
+        "PATH": "/bin",
+        "NCCL_TUNER_PLUGIN": "libnccl-tuner-example.so",
+        "NCCL_TUNER_CONFIG_FILE": str(tmp_path / "tuner.csv"),
+    }
+    assert (tmp_path / "tuner.csv").read_text() == settings.tuner_text()
+    settings.apply(environment, tmp_path / "tuner.csv")  # equal values pass
+    assert [path.name for path in tmp_path.iterdir()] == ["tuner.csv"]
+
+
+def test_every_variable_that_contradicts_is_named_and_none_is_set(
+    with_trees: Plan, tmp_path: Path
+) -> None:
+    before = {"NCCL_ALGO": "Ring", "NCCL_TUNER_PLUGIN": "ofi", "NCCL_MAX_CTAS": "8"}
+    environment = dict(before)
+    with pytest.raises(PlanMismatchError) as found:
+        nccl_settings(with_trees, max_ctas=16).apply(environment, tmp_path / "tuner.csv")
+    for words in (
+        "NCCL_ALGO='Ring', the plan needs it unset",
+        "NCCL_TUNER_PLUGIN='ofi', the plan sets 'libnccl-tuner-example.so'",
+        "NCCL_MAX_CTAS='8', the plan needs '16'",
+    ):
+        assert words in str(found.value)
+    assert environment == before
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_without_a_place_is_refused(with_trees: Plan) -> None:
+    with pytest.raises(PlanMismatchError, match="give tuner_file"):
+        nccl_settings(with_trees).apply({})
+
+
+def test_settings_come_too_late_once_groups_exist(all_rings: Plan) -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(PlanMismatchError, match="before init_process_group"):
+            nccl_settings(all_rings).apply({})
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"min_ctas": 0},
+        {"max_ctas": 65},
+        {"min_ctas": 9, "max_ctas": 8},
+        {"cga_cluster_size": 9},
+        {"cga_cluster_size": -1},
+    ],
+)
+def test_numbers_out_of_ncclss_range_are_refused(all_rings: Plan, numbers: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="NCCL takes"):
+        nccl_settings(all_rings, **numbers)  # type: ignore[arg-type]  # numbers are all ints
+
+
+# ------------------------------------------------------------------------------ group options
+
+
+class FakeNccl:
+    """ProcessGroupNCCL as a CUDA build has it."""
+
+    NCCL_CTA_POLICY_ZERO = 2
+    config: ClassVar = {"min_ctas": -1, "max_ctas": -1, "cga_cluster_size": -1, "cta_policy": -1}
+
+    @classmethod
+    def Options(cls, is_high_priority_stream: bool) -> Any:  # noqa: N802  # torch's name
+        return SimpleNamespace(
+            is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace(**cls.config)
+        )
+
+
+def of_tp(wanted: GroupSettings) -> NcclSettings:
+    return NcclSettings({}, {}, (), {"tp": wanted, "dp": GroupSettings()})
+
+
+def test_options_are_those_of_the_axis() -> None:
+    settings = of_tp(GroupSettings(2, 16, 4, zero_cta=True, is_high_priority=True))
+    options = group_options(settings, "tp", calls=SimpleNamespace(ProcessGroupNCCL=FakeNccl))
+    assert options.is_high_priority_stream is True
+    assert vars(options.config) == {
+        "min_ctas": 2,
+        "max_ctas": 16,
+        "cga_cluster_size": 4,
+        "cta_policy": 2,
+    }
+
+
+def test_what_is_not_asked_for_stays_nccls_own() -> None:
+    settings = of_tp(GroupSettings(is_high_priority=True))
+    options = group_options(settings, "tp", calls=SimpleNamespace(ProcessGroupNCCL=FakeNccl))
+    assert vars(options.config) == FakeNccl.config
+    assert group_options(settings, "dp") is None
+
+
+def test_a_torch_without_nccl_says_so() -> None:
+    settings = of_tp(GroupSettings(min_ctas=2))
+    with pytest.raises(UnsupportedPlanError, match="built without it"):
+        group_options(settings, "tp", calls=SimpleNamespace())
+
+
+def test_an_option_that_torch_does_not_pass_on_is_named() -> None:
+    class Old(FakeNccl):
+        config: ClassVar = {"min_ctas": -1}
+
+    settings = of_tp(GroupSettings(zero_cta=True))
+    with pytest.raises(UnsupportedPlanError, match="cta_policy=2") as found:
+        group_options(settings, "tp", calls=SimpleNamespace(ProcessGroupNCCL=Old))
+    assert found.value.fields == ("cta_policy",)
+
+
+def test_priority_is_asked_for_by_axis(all_rings: Plan) -> None:
+    asked: tuple[Axis, ...] = ("tp",)
+    groups = nccl_settings(all_rings, high_priority=asked, min_ctas=4).groups
+    assert [axis for axis in AXES if groups[axis].is_high_priority] == ["tp"]
+    assert {groups[axis].min_ctas for axis in AXES} == {4}
