@@ -31,7 +31,10 @@ __all__ = ["Tree", "double_binary_tree"]
 
 _Parents = Mapping[int, int | None]  # of every member; None for the root
 
-# Bytes that travel in the time which one more message costs.
+# Bytes that travel in the time which one more message costs: alpha / beta. It decides the number of
+# segments by its root only. On gloo between four emulated hosts at 200 Mbit/s, an all_reduce of
+# 4 MiB takes as long with a quarter of it, 1.2 times as long with four times as much, and 1.6 times
+# as long in one segment; over loopback, where two cores are the limit, segments gain nothing.
 _MESSAGE_COST_BYTES: Final = 64 * 1024
 
 

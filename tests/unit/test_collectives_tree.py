@@ -95,6 +95,19 @@ def test_both_trees_span_the_group_and_join_units_by_as_few_edges_as_can_be(unit
             assert depth(parents, member) < len(parents)
 
 
+@given(units=unit_lists())
+def test_units_are_chains_from_the_first_member_in_one_tree_and_from_the_last_in_the_other(
+    units: Units,
+) -> None:
+    first, second = double_binary_tree(units)
+    for unit in units:
+        assert first[unit[0]] not in unit
+        assert second[unit[-1]] not in unit
+        for before, after in pairwise(unit):
+            assert first[after] == before
+            assert second[before] == after
+
+
 @given(count=st.integers(1, 70))
 def test_trees_of_units_are_binary_as_flat_as_can_be_and_no_unit_is_inner_in_both(
     count: int,
