@@ -53,7 +53,8 @@ class Ring:
             return
         chunks = self._backwards(torch.tensor_split(tensor.view(-1), self._size))
         slots, ahead = _slots(chunks[1:])
-        arrivals = self._arrivals([*slots, *chunks[:-1]], ahead)
+        pieces = [*slots, *chunks[:-1]]
+        arrivals = self._arrivals(pieces, len(pieces) if ahead == len(slots) else ahead)
         sends = [self._messages.send(chunks[0], self._next)]
         for chunk, arrived in zip(chunks[1:], arrivals, strict=False):
             accumulate(chunk, arrived, op)
