@@ -263,7 +263,7 @@ def test_settings_come_too_late_once_groups_exist(all_rings: Plan) -> None:
         {"cga_cluster_size": -1},
     ],
 )
-def test_numbers_out_of_ncclss_range_are_refused(all_rings: Plan, numbers: dict[str, int]) -> None:
+def test_numbers_out_of_nccls_range_are_refused(all_rings: Plan, numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="NCCL takes"):
         nccl_settings(all_rings, **numbers)  # type: ignore[arg-type]  # numbers are all ints
 
