@@ -4,16 +4,45 @@ from collections.abc import Iterator
 from typing import Final
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
-from planner.plan import Algorithm, Collective, CollectiveChoice, Plan
+from planner.plan import Algorithm, Collective, CollectiveChoice, Method, Plan
 
-__all__ = ["check_plan", "unsupported_fields"]
+__all__ = ["METHODS", "check_plan", "unsupported_fields"]
 
-_LIBRARY: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
-_KNOWN: Final[dict[Collective, frozenset[Algorithm]]] = {
+# What an operation may be planned as where the library's own call runs it.
+_LIBRARY: Final[dict[Collective, frozenset[Algorithm]]] = {
     "send_recv": frozenset({"point_to_point"}),
     "all_to_all": frozenset({"singleton", "direct", "pairwise"}),
+    "gather": frozenset({"singleton", "direct"}),
+    "scatter": frozenset({"singleton", "direct"}),
 }
-_HIERARCHICAL: Final = ("dp_cp", "edp")
+_RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
+_REDUCING: Final = frozenset(
+    {
+        *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
+        *(Method("three_level", path) for path in ("executor", "shm")),
+        *(Method(algorithm, "executor") for algorithm in ("ring", "halving_doubling", "direct")),
+        Method("copy_engine", "shm"),
+    }
+)
+# What runs each operation here beside the library's own call.
+METHODS: Final[dict[Collective, frozenset[Method]]] = {
+    "all_reduce": _REDUCING | {Method("tree", "executor")},
+    "all_gather": _REDUCING,
+    "reduce_scatter": _REDUCING,
+    "all_to_all": frozenset(
+        Method(algorithm, "executor") for algorithm in ("direct", "pairwise", "hierarchical")
+    ),
+    "broadcast": frozenset(
+        {
+            *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
+            Method("ring", "executor"),
+            Method("tree", "executor"),
+            Method("copy_engine", "shm"),
+        }
+    ),
+    "gather": frozenset({Method("direct", "executor")}),
+    "scatter": frozenset({Method("direct", "executor")}),
+}
 
 
 def check_plan(plan: Plan, *, world_size: int, backend: str = "gloo") -> None:
@@ -108,12 +137,10 @@ def _unsupported_pipeline(plan: Plan) -> Iterator[str]:
 
 
 def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
-    """Yield the algorithms of a choice that nothing here implements on that axis."""
+    """Yield the methods of a choice that nothing here implements."""
     if plan.layout.degree(choice.axis) == 1:
         return
-    known = set(_KNOWN.get(choice.op, _LIBRARY))
-    if choice.op == "all_reduce" and choice.axis in _HIERARCHICAL and not plan.sharding.zero_stage:
-        known.add("hierarchical")
-    asked = {method.algorithm for method in choice.methods()}
-    for algorithm in sorted(asked - known):
-        yield f"collectives: {algorithm} for {choice.op} on {choice.axis}"
+    of_library = map(Method, _LIBRARY.get(choice.op, _RINGS_AND_TREES))
+    known = {*of_library, *METHODS.get(choice.op, ())}
+    for method in sorted(choice.methods() - known):
+        yield f"collectives: {method} for {choice.op} on {choice.axis}"

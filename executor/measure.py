@@ -9,16 +9,24 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from executor.collectives.hierarchical import hierarchical_all_reduce
+from executor.collectives.protocol import Collectives
 from executor.job import Job
 from executor.mesh import RankGroup
 from executor.peers import naming_lost_peers
 from executor.timing import CallKey
 from executor.trainer import StepResult, Trainer
 from executor.version import own_version
-from planner.plan import CalibrationRun, CollectiveTiming, Probe, RankTimings, document_hash
+from planner.plan import (
+    CalibrationRun,
+    Collective,
+    CollectiveTiming,
+    Method,
+    Probe,
+    RankTimings,
+    document_hash,
+)
 
-__all__ = ["calibration_run", "run_probes", "timed_step"]
+__all__ = ["calibration_run", "call_of", "run_probes", "timed_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -112,15 +120,19 @@ def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int
     if probe.op == "send_recv":
         _run_send_recv(trainer, probe, group, size_bytes)
         return
-    call, actual_bytes = _collective(probe, group, size_bytes)
-    algorithm = trainer.recorder.library_method(probe.axis, probe.op, actual_bytes).algorithm
-    split = trainer.mesh.splits.get(probe.axis)
-    if probe.op == "all_reduce" and split is not None:
-        planned = trainer.plan.method(probe.axis, "all_reduce", actual_bytes)
-        if planned.algorithm == "hierarchical":
-            buffer = torch.zeros(actual_bytes // _PROBE_DTYPE.itemsize, dtype=_PROBE_DTYPE)
-            call, algorithm = lambda: hierarchical_all_reduce(buffer, split), "hierarchical"
-    key = CallKey(probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True)
+    part = torch.zeros(
+        max(1, -(-size_bytes // (group.size * _PROBE_DTYPE.itemsize))), dtype=_PROBE_DTYPE
+    )
+    actual_bytes = part.nbytes * group.size
+    communicator = trainer.communicators[probe.axis]
+    runner = communicator.runner(probe.op, actual_bytes)
+    if probe.algorithm is not None:
+        runner = communicator.runner_of(probe.op, Method(probe.algorithm, probe.path))
+    algorithm, path = runner.method
+    key = CallKey(
+        probe.axis, probe.op, algorithm, actual_bytes, group.size, is_probe=True, path=path
+    )
+    call = call_of(runner.collectives, probe.op, group, part)
     with trainer.recorder.naming_lost_peers(key):
         call()
     for _ in range(_PROBE_CALLS):
@@ -129,25 +141,22 @@ def _run_probe(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int
             call()
 
 
-def _collective(
-    probe: Probe, group: RankGroup, size_bytes: int
-) -> tuple[Callable[[], object], int]:
-    """Return a call of ``probe.op`` and its size S, rounded up to whole elements per rank."""
-    n, pg = group.size, group.process_group
-    part = torch.zeros(max(1, -(-size_bytes // (n * _PROBE_DTYPE.itemsize))), dtype=_PROBE_DTYPE)
-    whole = torch.zeros(part.numel() * n, dtype=_PROBE_DTYPE)
-    out = torch.zeros_like(whole)
-    pieces, is_root = list(whole.chunk(n)), group.index == 0
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole, group=pg),
-        "all_gather": lambda: dist.all_gather_single(whole, part, group=pg),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=pg),
-        "all_to_all": lambda: dist.all_to_all_single(out, whole, group=pg),
-        "broadcast": lambda: dist.broadcast(whole, group=pg, group_src=0),
-        "gather": lambda: dist.gather(part, pieces if is_root else None, group=pg, group_dst=0),
-        "scatter": lambda: dist.scatter(part, pieces if is_root else None, group=pg, group_src=0),
+def call_of(
+    collectives: Collectives, op: Collective, group: RankGroup, part: torch.Tensor
+) -> Callable[[], None]:
+    """Return a call of ``op`` on a whole of which every member has a ``part``."""
+    whole = torch.zeros(part.numel() * group.size, dtype=part.dtype)
+    out, at_root = torch.zeros_like(whole), whole if group.index == 0 else None
+    calls: dict[str, Callable[[], None]] = {
+        "all_reduce": lambda: collectives.all_reduce(whole, dist.ReduceOp.SUM),
+        "all_gather": lambda: collectives.all_gather(whole, part),
+        "reduce_scatter": lambda: collectives.reduce_scatter(part, whole, dist.ReduceOp.SUM),
+        "all_to_all": lambda: collectives.all_to_all(out, whole, None, None),
+        "broadcast": lambda: collectives.broadcast(whole, 0),
+        "gather": lambda: collectives.gather(at_root, part, 0),
+        "scatter": lambda: collectives.scatter(part, at_root, 0),
     }
-    return calls[probe.op], whole.numel() * _PROBE_DTYPE.itemsize
+    return calls[op]
 
 
 def _run_send_recv(trainer: Trainer, probe: Probe, group: RankGroup, size_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """Process groups of every axis of a plan, and of the fabric units inside an axis."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -61,6 +61,11 @@ class SplitGroup:
     is_even: bool
     above: "SplitGroup | None" = None
 
+    def process_groups(self) -> set[dist.ProcessGroup | None]:
+        """Return the process groups of all levels."""
+        above = self.above.process_groups() if self.above is not None else set()
+        return {self.inside.process_group, self.across.process_group, *above}
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -79,12 +84,14 @@ def build_mesh(plan: Plan, *, rank: int, timeout: timedelta) -> Mesh:
     order. ``sort_ranks=False`` keeps the order of the plan, which is the order of the ring. Axes
     that have the same members (dp and dp_cp without cp) share one group.
     """
-    builder = _Builder(rank, timeout)
+    builder = _Builder(rank, plan.ranks.unit_of, timeout)
     groups = {axis: builder.mine(plan.groups(axis)) for axis in AXES}
     splits = {
-        axis: _split_by_unit(plan, axis, builder)
+        axis: _split(
+            builder, plan.groups(axis), [plan.ranks.unit_of, plan.ranks.outer_unit_of][:depth]
+        )
         for axis in AXES
-        if _is_hierarchical(plan, axis) and groups[axis].size > 1
+        if groups[axis].size > 1 and (depth := _depth_of_hierarchies(plan, axis))
     }
     return Mesh(rank=rank, coordinates=plan.coordinates(rank), groups=groups, splits=splits)
 
@@ -92,21 +99,28 @@ def build_mesh(plan: Plan, *, rank: int, timeout: timedelta) -> Mesh:
 class _Builder:
     """Creates each group of ranks once."""
 
-    def __init__(self, rank: int, timeout: timedelta) -> None:
+    def __init__(self, rank: int, unit_of: Callable[[int], int], timeout: timedelta) -> None:
         self.rank = rank
+        self._unit_of = unit_of
         self._timeout = timeout
         self._known: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
     def mine(self, all_groups: Iterable[tuple[int, ...]]) -> RankGroup:
         """Create all groups and return the one this rank is in."""
-        found: RankGroup | None = None
+        found: tuple[int, ...] | None = None
         for ranks in all_groups:
             if ranks not in self._known:
                 self._known[ranks] = self._create(ranks)
             if self.rank in ranks:
-                found = RankGroup(ranks, ranks.index(self.rank), self._known[ranks])
+                found = ranks
         assert found is not None, f"rank {self.rank} is in no group of {list(all_groups)}"
-        return found
+        units = _by_unit(found, self._unit_of)
+        return RankGroup(
+            found,
+            found.index(self.rank),
+            self._known[found],
+            tuple(tuple(map(found.index, unit)) for unit in units) if len(units) > 1 else (),
+        )
 
     def _create(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
@@ -115,27 +129,51 @@ class _Builder:
         return created if isinstance(created, dist.ProcessGroup) else None
 
 
-def _is_hierarchical(plan: Plan, axis: Axis) -> bool:
-    return any(
-        choice.axis == axis and any(m.algorithm == "hierarchical" for m in choice.methods())
+def _depth_of_hierarchies(plan: Plan, axis: Axis) -> int:
+    """Return how many levels of units the collectives that are planned on the axis tell apart."""
+    depths = {"hierarchical": 1, "three_level": 2}
+    algorithms = [
+        method.algorithm
         for choice in plan.collectives
-    )
+        if choice.axis == axis
+        for method in choice.methods()
+    ]
+    algorithms += [
+        probe.algorithm for probe in plan.probes if probe.axis == axis if probe.algorithm
+    ]
+    return max((depths.get(algorithm, 0) for algorithm in algorithms), default=0)
 
 
-def _split_by_unit(plan: Plan, axis: Axis, builder: _Builder) -> SplitGroup:
+def _by_unit(ranks: tuple[int, ...], unit_of: Callable[[int], int]) -> list[tuple[int, ...]]:
+    """Return the ranks by unit, in order of their first."""
+    units: dict[int, list[int]] = {}
+    for rank in ranks:
+        units.setdefault(unit_of(rank), []).append(rank)
+    return [tuple(unit) for unit in units.values()]
+
+
+def _split(
+    builder: _Builder,
+    groups: Iterable[tuple[int, ...]],
+    unit_of: Sequence[Callable[[int], int]],
+) -> SplitGroup:
+    """Split all ``groups`` by unit, what is across by the next level's; return this rank's."""
     inside: list[tuple[int, ...]] = []
     across: list[tuple[int, ...]] = []
     is_even = True
-    for ranks in plan.groups(axis):
-        units: dict[int, list[int]] = {}
-        for rank in ranks:
-            units.setdefault(plan.ranks.unit_of(rank), []).append(rank)
-        inside += [tuple(members) for members in units.values()]
-        if len({len(members) for members in units.values()}) == 1:
-            across += list(zip(*units.values(), strict=True))
+    for ranks in groups:
+        units = _by_unit(ranks, unit_of[0])
+        inside += units
+        if len({len(unit) for unit in units}) == 1:
+            across += list(zip(*units, strict=True))
             continue
-        across.append(tuple(members[0] for members in units.values()))
-        across += [(rank,) for members in units.values() for rank in members[1:]]
+        across.append(tuple(unit[0] for unit in units))
+        across += [(rank,) for unit in units for rank in unit[1:]]
         if builder.rank in ranks:
             is_even = False
-    return SplitGroup(builder.mine(inside), builder.mine(across), is_even)
+    return SplitGroup(
+        builder.mine(inside),
+        builder.mine(across),
+        is_even,
+        above=_split(builder, across, unit_of[1:]) if len(unit_of) > 1 else None,
+    )

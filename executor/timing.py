@@ -34,7 +34,6 @@ from planner.plan import (
     Collective,
     CollectiveTiming,
     Method,
-    Plan,
 )
 
 __all__ = ["CallKey", "Recorder", "tensor_bytes"]
@@ -74,8 +73,7 @@ class CallKey:
 class Recorder:
     """Keeps the seconds of every call; patches are process-wide, so use one at a time."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, *, backend: str) -> None:
-        self._plan = plan
+    def __init__(self, mesh: Mesh, *, backend: str) -> None:
         self._mesh = mesh
         self._backend = backend
         self._seconds: dict[CallKey, list[float]] = {}
@@ -104,10 +102,9 @@ class Recorder:
             for key, seconds in self._seconds.items()
         )
 
-    def library_method(self, axis: Axis, op: Collective, size_bytes: int) -> Method:
-        """Return how a call is done that is left to the library."""
-        planned = self._plan.method(axis, op, size_bytes).algorithm
-        return Method(_LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned))
+    def library_method(self, op: Collective, planned: Method) -> Method:
+        """Return how a call is done that is left to the library, whatever was planned."""
+        return Method(_LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned.algorithm))
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:

@@ -121,7 +121,7 @@ class Trainer:
         """Give back the process groups; all ranks call this together, and no step follows."""
         groups = {group.process_group for group in self.mesh.groups.values()}
         for split in self.mesh.splits.values():
-            groups |= {split.inside.process_group, split.across.process_group}
+            groups |= split.process_groups()
         for group in sorted((g for g in groups if g is not None), key=lambda g: g.group_name):
             dist.destroy_process_group(group)
 
@@ -255,8 +255,8 @@ def apply(
     )
     with naming_lost_peers("new_group on all ranks", rank=job.rank, world_size=job.world_size):
         mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
-    recorder = Recorder(plan, mesh, backend=job.backend)
-    comms = communicators(plan, mesh, recorder)
+        recorder = Recorder(mesh, backend=job.backend)
+        comms = communicators(plan, mesh, recorder, timeout_s=job.timeout.total_seconds())
     # 3. The model, cut: stages, then the weights in them.
     say("cutting %s", type(model).__name__)
     tied = is_tied(model, family)

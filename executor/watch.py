@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from executor.mesh import Mesh
 from executor.timing import CallKey, Recorder, tensor_bytes
-from planner.plan import AXES, Axis, Collective, Plan
+from planner.plan import AXES, Axis, Collective, Method, Plan
 
 __all__ = ["BACKEND", "LeftOut", "StepSeconds", "Watch"]
 
@@ -126,7 +126,7 @@ class Watch:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         # The recorder uses its mesh only for calls that it makes or catches itself.
-        self.recorder = Recorder(plan, Mesh(rank, {}, {}, {}), backend=BACKEND)
+        self.recorder = Recorder(Mesh(rank, {}, {}, {}), backend=BACKEND)
         self._plan = plan
         self._step: StepSeconds | None = None
         # Neither keeps a work or a result alive: unobserved it might be gone by now. Results are
@@ -301,7 +301,7 @@ class Watch:
             return None
         if known == "send_recv":
             return self.recorder.p2p_key(axis, size_bytes, peer, is_send=is_send)
-        algorithm = self.recorder.library_method(axis, known, size_bytes).algorithm
+        algorithm = self.recorder.library_method(known, Method("ring")).algorithm
         return CallKey(axis, known, algorithm, size_bytes, len(ranks))
 
     def _axis(self, ranks: tuple[int, ...], op: Collective) -> Axis | None:

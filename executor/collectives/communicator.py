@@ -6,17 +6,20 @@ tensor, of an all_to_all what a rank sends, its own part included.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
-from executor.collectives.hierarchical import hierarchical_all_reduce
-from executor.mesh import Mesh, RankGroup, SplitGroup
+from executor.collectives.library import Library
+from executor.collectives.methods import Runner, runners
+from executor.collectives.protocol import Collectives
+from executor.mesh import Mesh, RankGroup
 from executor.timing import CallKey, Recorder, tensor_bytes
-from planner.plan import AXES, Algorithm, Axis, Collective, Plan
+from planner.plan import AXES, Axis, Collective, Method, Plan
 
 __all__ = ["Communicator", "RingPass", "communicators"]
 
@@ -32,14 +35,14 @@ class Communicator:
     Attributes:
         axis: The axis.
         group: Its ranks, this one among them.
-        split: The group by unit of the fabric, if the plan chose a hierarchical algorithm.
-        plan: Asked for the algorithm of every message.
+        runners: Of what the plan chose beside the library's own calls.
+        plan: Asked for the method of every message.
         recorder: Times every call.
     """
 
     axis: Axis
     group: RankGroup
-    split: SplitGroup | None
+    runners: Mapping[tuple[Collective, Method], Runner]
     plan: Plan
     recorder: Recorder
 
@@ -57,15 +60,9 @@ class Communicator:
         self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
     ) -> torch.Tensor:
         """Reduce ``tensor`` over the group in place, and return it. It must be contiguous."""
-        if self.group.process_group is None:
-            return tensor
-        size = tensor_bytes(tensor)
-        if self.split is not None and self._planned("all_reduce", size) == "hierarchical":
-            with self.recorder.call(self._key("all_reduce", size, "hierarchical")):
-                hierarchical_all_reduce(tensor, self.split, op)
-            return tensor
-        with self.recorder.call(self._key("all_reduce", size)):
-            dist.all_reduce(tensor, op=op, group=self.group.process_group)
+        if self.group.process_group is not None:
+            with self._call("all_reduce", tensor_bytes(tensor)) as collectives:
+                collectives.all_reduce(tensor, op)
         return tensor
 
     def all_gather(self, shard: torch.Tensor, dim: int = 0) -> torch.Tensor:
@@ -82,8 +79,8 @@ class Communicator:
         if self.group.process_group is None:
             whole.copy_(shard)
             return
-        with self.recorder.call(self._key("all_gather", tensor_bytes(whole))):
-            dist.all_gather_single(whole, shard, group=self.group.process_group)
+        with self._call("all_gather", tensor_bytes(whole)) as collectives:
+            collectives.all_gather(whole, shard)
 
     def reduce_scatter(self, whole: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """Return this rank's part along ``dim`` of the sum of ``whole`` over the group."""
@@ -99,8 +96,8 @@ class Communicator:
         if self.group.process_group is None:
             shard.copy_(whole)
             return
-        with self.recorder.call(self._key("reduce_scatter", tensor_bytes(whole))):
-            dist.reduce_scatter_single(shard, whole, group=self.group.process_group)
+        with self._call("reduce_scatter", tensor_bytes(whole)) as collectives:
+            collectives.reduce_scatter(shard, whole, dist.ReduceOp.SUM)
 
     def all_to_all(
         self,
@@ -124,25 +121,20 @@ class Communicator:
         count = rows.shape[0] if out_splits is None else sum(out_splits)
         received = rows.new_empty(count, *rows.shape[1:])
         size = tensor_bytes(rows) if size_bytes is None else size_bytes
-        with self.recorder.call(self._key("all_to_all", size)):
-            dist.all_to_all_single(
-                received,
-                rows,
-                None if out_splits is None else list(out_splits),
-                None if in_splits is None else list(in_splits),
-                group=self.group.process_group,
-            )
+        with self._call("all_to_all", size) as collectives:
+            collectives.all_to_all(received, rows, in_splits, out_splits)
         return received
 
     def gather(self, rows: torch.Tensor, root: int) -> torch.Tensor | None:
         """Return all ranks' ``rows``, joined in group order, on member ``root``; None elsewhere."""
         if self.group.process_group is None:
             return rows
-        rows = rows.contiguous()
-        pieces = [torch.empty_like(rows) for _ in range(self.size)] if self.index == root else None
-        with self.recorder.call(self._key("gather", tensor_bytes(rows) * self.size)):
-            dist.gather(rows, pieces, group=self.group.process_group, group_dst=root)
-        return torch.cat(pieces) if pieces is not None else None
+        rows, whole = rows.contiguous(), None
+        if self.index == root:
+            whole = rows.new_empty(self.size * rows.shape[0], *rows.shape[1:])
+        with self._call("gather", tensor_bytes(rows) * self.size) as collectives:
+            collectives.gather(whole, rows, root)
+        return whole
 
     def scatter(
         self, pieces: Sequence[torch.Tensor] | None, like: torch.Tensor, root: int
@@ -152,10 +144,9 @@ class Communicator:
             assert pieces is not None, "the only rank is the root"
             return pieces[0]
         mine = torch.empty_like(like, memory_format=torch.contiguous_format)
-        # gloo's scatter is wrong for pieces that are not contiguous (pytorch issue 192920)
-        sent = [piece.contiguous() for piece in pieces] if pieces is not None else None
-        with self.recorder.call(self._key("scatter", tensor_bytes(mine) * self.size)):
-            dist.scatter(mine, sent, group=self.group.process_group, group_src=root)
+        whole = torch.stack(list(pieces)) if pieces is not None and self.index == root else None
+        with self._call("scatter", tensor_bytes(mine) * self.size) as collectives:
+            collectives.scatter(mine, whole, root)
         return mine
 
     def start_ring_pass(self, tensor: torch.Tensor) -> "RingPass":
@@ -183,12 +174,25 @@ class Communicator:
         ends = tuple(zip(works, (to, of), strict=True))
         return RingPass(self.recorder, key, ends, tensor, received, start, issued_s)
 
-    def _planned(self, op: Collective, size_bytes: int) -> Algorithm:
-        return self.plan.method(self.axis, op, size_bytes).algorithm
+    @contextmanager
+    def _call(self, op: Collective, size_bytes: int) -> Iterator[Collectives]:
+        """Time the enclosed call of what runs ``op`` at this size."""
+        runner = self.runner(op, size_bytes)
+        algorithm, path = runner.method
+        key = CallKey(self.axis, op, algorithm, size_bytes, self.size, path=path)
+        with self.recorder.call(key), torch.no_grad():
+            yield runner.collectives
 
-    def _key(self, op: Collective, size_bytes: int, algorithm: Algorithm | None = None) -> CallKey:
-        runs = algorithm or self.recorder.library_method(self.axis, op, size_bytes).algorithm
-        return CallKey(self.axis, op, runs, size_bytes, self.size)
+    def runner(self, op: Collective, size_bytes: int) -> Runner:
+        """Return what runs ``op`` at this size: the planned method, or the library's call."""
+        return self.runner_of(op, self.plan.method(self.axis, op, size_bytes))
+
+    def runner_of(self, op: Collective, method: Method) -> Runner:
+        """Return what runs ``op`` if ``method`` is asked for."""
+        found = self.runners.get((op, method))
+        if found is None:
+            return Runner(self.recorder.library_method(op, method), Library(self.group))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +226,24 @@ def _moved_back(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return tensor.movedim(0, dim).clone(memory_format=torch.contiguous_format)
 
 
-def communicators(plan: Plan, mesh: Mesh, recorder: Recorder) -> dict[Axis, Communicator]:
-    """Return this rank's communicator of every axis."""
+def communicators(
+    plan: Plan, mesh: Mesh, recorder: Recorder, *, timeout_s: float
+) -> dict[Axis, Communicator]:
+    """Return this rank's communicator of every axis; all ranks call this together.
+
+    Args:
+        plan: What runs.
+        mesh: This rank's groups.
+        recorder: Times the calls.
+        timeout_s: How long a member waits for another in shared memory.
+    """
     return {
-        axis: Communicator(axis, mesh.groups[axis], mesh.splits.get(axis), plan, recorder)
+        axis: Communicator(
+            axis,
+            mesh.groups[axis],
+            runners(plan, axis, mesh, timeout_s=timeout_s),
+            plan,
+            recorder,
+        )
         for axis in AXES
     }

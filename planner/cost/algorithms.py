@@ -89,8 +89,10 @@ def phases(
         return _hierarchical(done, method.path, library, group, size_bytes, depth=0)
     if method.algorithm == "three_level":
         return _hierarchical(done, method.path, library, group, size_bytes, depth=1)
-    if (done, method) == ("broadcast", Method("tree")) and library == "gloo":
-        return _binomial(done, group, size_bytes)
+    if method.algorithm == "tree" and method.path == "executor":
+        return _double_tree(done, group, size_bytes)
+    if (done, method) == ("broadcast", Method("tree")):
+        return _binomial(group, size_bytes)
     return _FLAT[method.algorithm](done, group, size_bytes)
 
 
@@ -176,23 +178,43 @@ def _halving_doubling(op: Collective, group: Group, size_bytes: Column) -> list[
 
 
 def _tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """Double binary trees across units, a chain inside the innermost; sums up, results down."""
+    """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down."""
     inside, *above = _spans(group)
-    hops = [inside[1] - 1.0, *(np.log2(m / b) for b, m in above)]
-    ways, lost = (2, TREE_EFFICIENCY.value) if op == "all_reduce" else (1, 1.0)
-    edges = np.maximum(group.degree - 1, 1)
-    carried = ways * size_bytes * (group.degree - 1) / group.degree
+    hops = [2 * (inside[1] - 1.0), *(2 * np.log2(m / b) for b, m in above)]
+    out = [2 * size_bytes / TREE_EFFICIENCY.value * (m > b) for b, m in _spans(group)]
+    return [Phase(group, hops, _over_tree_edges(group, 2 * size_bytes), out)]
+
+
+def _double_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """By our executor: as NCCL, but a tree inside the only unit, and pieces fill it first.
+
+    A unit has up to two children and a parent in one tree and is a leaf of the other: 2 S leave it,
+    S where there are two units.
+    """
+    (_, inside), *above = _spans(group)
+    depth = [np.where(inside < group.degree, inside - 1.0, np.log2(inside))]
+    depth += [np.log2(m / b) for b, m in above]
+    ways = 2 if op == "all_reduce" else 1
+    two = [group.degree / b <= 2 for b in members_below(group)]
+    out = [size_bytes * np.where(few, 1, 2) for few in two]
     return [
         Phase(
             group,
-            hops=[ways * steps for steps in hops],
-            sent=[carried * steps / edges for steps in _steps(group)],
-            out=[2 * size_bytes / lost * (m > b) for b, m in _spans(group)],
+            hops=[ways * steps for steps in depth],
+            sent=_over_tree_edges(group, ways * size_bytes),
+            out=[
+                np.where(m > b, sent, 0.0) for sent, (b, m) in zip(out, _spans(group), strict=True)
+            ],
         )
     ]
 
 
-def _binomial(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+def _over_tree_edges(group: Group, carried_bytes: Column) -> list[Column]:
+    """Return what members send over each level, mean, where each of n-1 edges carries that."""
+    return [carried_bytes * steps / group.degree for steps in _steps(group)]
+
+
+def _binomial(group: Group, size_bytes: Column) -> list[Phase]:
     """Of gloo: in every step each rank that has the data sends all of it, nearest ranks first."""
     return [
         Phase(

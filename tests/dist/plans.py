@@ -7,6 +7,7 @@ from planner.plan import (
     Axis,
     BatchSplit,
     Breakdown,
+    CallPath,
     CollectiveChoice,
     ContextExchange,
     ExpertCapacity,
@@ -62,18 +63,21 @@ def stages_of(
     )
 
 
-def all_reduce_choice(layout: Layout, axis: Axis, algorithm: Algorithm) -> CollectiveChoice:
-    """Return the choice of one algorithm for gradients of every size."""
+def all_reduce_choice(
+    layout: Layout, axis: Axis, algorithm: Algorithm, path: CallPath = "library"
+) -> CollectiveChoice:
+    """Return the choice of one method for gradients of every size."""
     return CollectiveChoice(
         axis=axis,
         op="all_reduce",
         group_size=layout.degree(axis),
         size_bytes=1 << 20,
         algorithm=algorithm,
+        path=path,
         predicted_s=0.01,
         runner_up=None,
         runner_up_s=None,
-        thresholds=(SizeThreshold(up_to_bytes=None, algorithm=algorithm),),
+        thresholds=(SizeThreshold(up_to_bytes=None, algorithm=algorithm, path=path),),
     )
 
 

@@ -39,8 +39,8 @@ def attend(rank: int, case: dict[str, Any]) -> dict[str, Any]:
     """Run all micro-batches forward, then all backward: each keeps its own state."""
     plan = Plan.model_validate(case["plan"])
     mesh = build_mesh(plan, rank=rank, timeout=timedelta(seconds=60))
-    recorder = Recorder(plan, mesh, backend="gloo")
-    group = communicators(plan, mesh, recorder)["cp"]
+    recorder = Recorder(mesh, backend="gloo")
+    group = communicators(plan, mesh, recorder, timeout_s=60)["cp"]
     attention = ContextAttention(group, plan.sharding.context_exchange)
     positions = local_positions(plan.training.seq_len, cp=group.size, index=group.index)
 

@@ -24,13 +24,13 @@ from torch.utils.checkpoint import checkpoint
 
 import executor
 from executor.collectives.communicator import Communicator, communicators
-from executor.experts.replay import replaying_context
 from executor.experts.gate import (
     likeliest_experts,
     router_probabilities,
     sequence_balance_loss,
 )
 from executor.experts.layer import Experts, MoELayer, Router
+from executor.experts.replay import replaying_context
 from executor.mesh import build_mesh
 from executor.timing import Recorder
 from planner.plan import Axis, ExpertCapacity, Plan
@@ -171,8 +171,8 @@ def main() -> None:
 def run_case(job: executor.Job, case: Case) -> dict[str, Any]:
     plan = case.plan()
     mesh = build_mesh(plan, rank=job.rank, timeout=job.timeout)
-    recorder = Recorder(plan, mesh, backend=job.backend)
-    comms = communicators(plan, mesh, recorder)
+    recorder = Recorder(mesh, backend=job.backend)
+    comms = communicators(plan, mesh, recorder, timeout_s=60)
     torch.manual_seed(0)
     weights = some_weights(case)
     batches = [some_batch(case) for _ in range(case.micro_batches)]

@@ -9,6 +9,7 @@ from executor.errors import ExecutorError, PlanMismatchError, UnsupportedPlanErr
 from planner.plan import (
     Algorithm,
     Axis,
+    CallPath,
     Collective,
     ContextExchange,
     Layout,
@@ -72,10 +73,12 @@ def with_field(plan: Plan, field: str, **values: Any) -> Plan:
     return plan.model_copy(update={field: getattr(plan, field).model_copy(update=values)})
 
 
-def with_choice(axis: Axis, op: Collective, algorithm: Algorithm, **layout: Any) -> Plan:
+def with_choice(
+    axis: Axis, op: Collective, algorithm: Algorithm, path: CallPath = "library", **layout: Any
+) -> Plan:
     """Return a plan whose only choice is this one."""
     plan = make_plan(**layout)
-    choice = all_reduce_choice(plan.layout, axis, algorithm).model_copy(update={"op": op})
+    choice = all_reduce_choice(plan.layout, axis, algorithm, path).model_copy(update={"op": op})
     return plan.model_copy(update={"collectives": (choice,)})
 
 
@@ -174,13 +177,13 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         make_plan(dp=4, gradient_algorithm="direct"),
         "collectives: direct for all_reduce on dp_cp",
     ),
-    "hierarchical tp": (
-        with_choice("tp", "all_reduce", "hierarchical", tp=4),
-        "collectives: hierarchical for all_reduce on tp",
+    "hierarchical gather": (
+        with_choice("ep", "gather", "hierarchical", dp=4, ep=4),
+        "collectives: hierarchical for gather on ep",
     ),
-    "hierarchical all_gather": (
-        with_choice("dp_cp", "all_gather", "hierarchical", dp=4),
-        "collectives: hierarchical for all_gather on dp_cp",
+    "copy engine of NCCL": (
+        with_choice("dp_cp", "all_gather", "copy_engine", path="nccl_zero_cta", dp=4),
+        "collectives: copy_engine (nccl_zero_cta) for all_gather on dp_cp",
     ),
     "ring all_to_all": (
         with_choice("ep", "all_to_all", "ring", dp=4, ep=4),
@@ -237,7 +240,7 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     }  # fmt: skip
     assert set(RankRule.model_fields) == {
         "order", "ranks_per_node", "ranks_per_unit", "node_permutation", "left_out_gpus", "units",
-        "hosts",
+        "outer_units", "hosts",
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",

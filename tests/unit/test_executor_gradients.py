@@ -55,7 +55,7 @@ def alone() -> dict[Axis, Communicator]:
     """Return the communicators of a job of one rank, which call nothing."""
     plan = make_plan()
     mesh = build_mesh(plan, rank=0, timeout=timedelta(seconds=1))
-    return communicators(plan, mesh, Recorder(plan, mesh, backend="gloo"))
+    return communicators(plan, mesh, Recorder(mesh, backend="gloo"), timeout_s=1)
 
 
 def small_model(dtype: torch.dtype = torch.float64) -> nn.Module:

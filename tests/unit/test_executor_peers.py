@@ -73,7 +73,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Return the recorder of rank 0 of tp2 pp2; nothing is connected."""
     monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
     plan = make_plan(tp=2, pp=2)
-    return Recorder(plan, build_mesh(plan, rank=0, timeout=timedelta(seconds=1)), backend="gloo")
+    return Recorder(build_mesh(plan, rank=0, timeout=timedelta(seconds=1)), backend="gloo")
 
 
 @pytest.mark.parametrize(("axis", "peer"), [("tp", 1), ("pp", 2)])
@@ -142,7 +142,7 @@ def test_a_ring_pass_names_the_rank_whose_message_broke(
     monkeypatch.setattr(dist, "new_group", lambda *_, **__: Mock(spec=dist.ProcessGroup))
     plan = make_plan(cp=3, seq_len=12)
     mesh = build_mesh(plan, rank=0, timeout=timedelta(seconds=1))
-    cp = communicators(plan, mesh, Recorder(plan, mesh, backend="gloo"))["cp"]
+    cp = communicators(plan, mesh, Recorder(mesh, backend="gloo"), timeout_s=1)["cp"]
     monkeypatch.setattr(communicator, "_ISEND", lambda *_, **__: isend())
     monkeypatch.setattr(communicator, "_IRECV", lambda *_, **__: irecv())
     with pytest.raises(LostPeerError, match=f"rank 0 lost rank {lost} during send_recv on cp:"):

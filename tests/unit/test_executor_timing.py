@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import build_mesh
 from executor.timing import CallKey, Recorder
-from planner.plan import Plan
+from planner.plan import Method, Plan
 from tests.dist.plans import make_plan
 
 KEY = CallKey("dp_cp", "all_reduce", "ring", 4096, 4)
@@ -19,7 +19,7 @@ KEY = CallKey("dp_cp", "all_reduce", "ring", 4096, 4)
 def recorder_of(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
     mesh = build_mesh(plan, rank=0, timeout=timedelta(seconds=1))
-    return Recorder(plan, mesh, backend="gloo")
+    return Recorder(mesh, backend="gloo")
 
 
 class Clock:
@@ -114,5 +114,5 @@ def test_torch_is_left_as_it_was_even_after_an_error(monkeypatch: pytest.MonkeyP
 def test_on_gloo_a_library_call_is_a_ring_whatever_was_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorder = recorder_of(make_plan(dp=4, gradient_algorithm="tree"), monkeypatch)
-    assert recorder.library_method("dp_cp", "all_reduce", 4096) == ("ring", "library")
+    recorder = recorder_of(make_plan(dp=4), monkeypatch)
+    assert recorder.library_method("all_reduce", Method("tree")) == Method("ring")

@@ -30,7 +30,7 @@ def member(index: int, size: int) -> Communicator:
     plan = make_plan()
     group = RankGroup(tuple(range(size)), index, None)
     mesh = Mesh(rank=index, coordinates={}, groups={}, splits={})
-    return Communicator("ep", group, None, plan, Recorder(plan, mesh, backend="gloo"))
+    return Communicator("ep", group, {}, plan, Recorder(mesh, backend="gloo"))
 
 
 ALONE = member(0, 1)
