@@ -35,7 +35,8 @@ class HostSegment:
     """This member's end of the shared memory of a group.
 
     Attributes:
-        group: The members, all on this host.
+        ranks: Of the members, all on this host.
+        index: Of this rank among them.
         memory: [bytes] of uint8, the same for all.
     """
 
@@ -47,7 +48,7 @@ class HostSegment:
         *,
         timeout_s: float,
     ) -> None:
-        self.group = group
+        self.ranks, self.index = group.ranks, group.index
         self.memory = memory
         self._links = links  # member 0 has one to every other, the others have one to member 0
         self._timeout_s = timeout_s
@@ -64,11 +65,10 @@ class HostSegment:
         """
         if self._is_closed:
             raise LostPeerError(
-                f"rank {self.group.ranks[self.group.index]}: the shared memory of ranks "
-                f"{list(self.group.ranks)} is closed since one of them was lost; start the job "
-                "again"
+                f"rank {self.ranks[self.index]}: the shared memory of ranks {list(self.ranks)} is "
+                "closed since one of them was lost; start the job again"
             )
-        if self.group.index == 0:
+        if self.index == 0:
             for member in self._links:
                 self._hear(member)
             for member in self._links:
@@ -84,15 +84,13 @@ class HostSegment:
         self._is_closed = True
         self.memory = self.memory.new_empty(0)
 
-    def _tell(self, member: int) -> None:
-        try:
-            self._links[member].send(_GO)
-        except OSError as error:
-            self._lose(member, str(error))
+    def _tell(self, member: int, message: bytes = _GO) -> None:
+        with suppress(OSError):  # who has left is missed when it is next to be heard
+            self._links[member].send(message)
 
     def _hear(self, member: int) -> None:
         try:
-            message = self._links[member].recv(_LONGEST_MESSAGE_BYTES)
+            message = self._received(member)
         except BlockingIOError:
             self._lose(member, f"it did not come within {self._timeout_s:g} s")
         except OSError as error:
@@ -100,17 +98,22 @@ class HostSegment:
         if not message:
             self._lose(member, "it closed its socket")
         if message != _GO:
-            self._lose(int(message), f"rank {self.group.ranks[member]} lost it")
+            self._lose(int(message), f"rank {self.ranks[member]} lost it")
+
+    def _received(self, member: int) -> bytes:
+        link = self._links[member]
+        try:
+            return link.recv(_LONGEST_MESSAGE_BYTES)
+        except ConnectionResetError:  # it left without hearing us: its last words come after this
+            return link.recv(_LONGEST_MESSAGE_BYTES)
 
     def _lose(self, member: int, reason: str) -> NoReturn:
-        if self.group.index == 0:
+        if self.index == 0:
             for other in self._links.keys() - {member}:
-                with suppress(OSError):
-                    self._links[other].send(str(member).encode())
+                self._tell(other, str(member).encode())
         self.close()
-        ranks = self.group.ranks
         raise LostPeerError(
-            f"rank {ranks[self.group.index]} lost rank {ranks[member]} during a collective in "
+            f"rank {self.ranks[self.index]} lost rank {self.ranks[member]} during a collective in "
             f"shared memory: {reason}; see how that rank or its host ended, then start the job "
             "again"
         )
@@ -122,7 +125,8 @@ def open_segment(group: RankGroup, *, num_bytes: int, timeout_s: float) -> HostS
     Args:
         group: The members.
         num_bytes: Of the memory. The host gives them now or not at all, but not at a first write.
-        timeout_s: How long a member waits for another, here and in a barrier.
+        timeout_s: How long member 0 waits for another, here and in a barrier; the others wait
+            twice as long for it.
 
     Raises:
         UnsupportedPlanError: A member cannot have it; then no member has it, and all raise this.
@@ -132,25 +136,26 @@ def open_segment(group: RankGroup, *, num_bytes: int, timeout_s: float) -> HostS
         alone = torch.zeros(num_bytes, dtype=torch.uint8)
         return HostSegment(group, alone, {}, timeout_s=timeout_s)
     links: dict[int, socket.socket] = {}
+    patience_s = timeout_s * (1 if group.index == 0 else 2)  # member 0 says who is missing
     name = f"\0commplan-{_notes_of_all(group, secrets.token_hex(16))[0]}"
     with ExitStack() as passing, ExitStack() as lasting:
         with _all_or_none(group, f"make {num_bytes} bytes of memory to share"):
             if group.index == 0:
                 file = passing.enter_context(_file(num_bytes))
-                door = passing.enter_context(_listening(name, group.size, timeout_s))
+                door = passing.enter_context(_listening(name, group.size, patience_s))
         with _all_or_none(group, f"reach rank {group.ranks[0]} on a socket inside one host"):
             if group.index > 0:
-                links[0] = lasting.enter_context(_connected(name, group.index, timeout_s))
+                links[0] = lasting.enter_context(_connected(name, group.index, patience_s))
         with _all_or_none(group, "map the memory to share"):
             while group.index == 0 and len(links) < group.size - 1:
-                member, link = _accepted(door, timeout_s)
+                member, link = _accepted(door, patience_s)
                 links[member] = lasting.enter_context(link)
                 socket.send_fds(link, [_GO], [file.fileno()])
             if group.index > 0:
                 file = passing.enter_context(_received_file(links[0]))
             memory = _mapped(file, num_bytes)
         lasting.pop_all()
-    return HostSegment(group, memory, links, timeout_s=timeout_s)
+    return HostSegment(group, memory, links, timeout_s=patience_s)
 
 
 @contextmanager

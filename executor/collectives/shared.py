@@ -35,7 +35,7 @@ class SharedMemory:
 
     def __init__(self, segment: HostSegment) -> None:
         self._segment = segment
-        self.size, self.index = segment.group.size, segment.group.index
+        self.size, self.index = len(segment.ranks), segment.index
         self._others = [(self.index + step) % self.size for step in range(1, self.size)]
         self._halves = segment.memory.view(2, self.size, -1)
         self._slot_bytes = self._halves.shape[2]
@@ -51,7 +51,7 @@ class SharedMemory:
             group: The members.
             capacity_bytes: Of the memory, rounded up. A call takes a round for every
                 ``capacity_bytes / (2 * size)`` bytes of a member.
-            timeout_s: How long a member waits for another.
+            timeout_s: How long a member waits for another, within a factor of two.
 
         Raises:
             UnsupportedPlanError: A member cannot have it; then all members raise this.
