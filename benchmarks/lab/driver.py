@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 from benchmarks.lab.cluster import Cluster, Order, cluster_of
 from benchmarks.lab.errors import LabError
@@ -42,8 +42,10 @@ class Lab:
     def __init__(self, document: TopologyDocument, *, order: Order = "natural") -> None:
         self.cluster: Cluster = cluster_of(document, order)
         self._document = document
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._ranks: list[Connection] = []
+        # PID 1 of the lab ends when the other end does, or its driver.
+        self._lifeline: IO[str]
         self._ended_because = "it was not entered; use it in a with block"
 
     @property
@@ -67,16 +69,17 @@ class Lab:
         pairs = [Pipe() for _ in range(self.cluster.world_size)]
         self._ranks = [ours for ours, _ in pairs]
         sockets = [theirs.fileno() for _, theirs in pairs]
+        hears, tells = os.pipe()
+        self._lifeline = os.fdopen(tells, "w")
         self._process = subprocess.Popen(
             (
                 *("setpriv", "--pdeathsig", "KILL", *ISOLATED),
-                *(sys.executable, "-m", "benchmarks.lab.ranks"),
+                *(sys.executable, "-m", "benchmarks.lab.ranks", str(hears)),
             ),
-            stdin=subprocess.PIPE,
-            pass_fds=sockets,
-            text=True,
+            pass_fds=(hears, *sockets),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
+        os.close(hears)
         for _, theirs in pairs:
             theirs.close()
         wanted = {
@@ -85,7 +88,7 @@ class Lab:
             "sockets": sockets,
         }
         try:
-            self._tell(json.dumps(wanted))
+            print(json.dumps(wanted), file=self._lifeline, flush=True)
             self._answers("starting the lab", _START_TIMEOUT_S)
         except BaseException:
             self.close("it did not start")
@@ -149,8 +152,7 @@ class Lab:
         if process is None:
             return
         self._ended_because = reason
-        assert process.stdin is not None, "stdin is a pipe"
-        process.stdin.close()
+        self._lifeline.close()
         try:
             process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -159,16 +161,10 @@ class Lab:
         for connection in self._ranks:
             connection.close()
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise LabError(f"the lab of {self.cluster.name} is not running: {self._ended_because}")
         return self._process
-
-    def _tell(self, line: str) -> None:
-        stdin = self._running().stdin
-        assert stdin is not None, "stdin is a pipe"
-        stdin.write(line + "\n")
-        stdin.flush()
 
     def _answers(self, what: str, timeout_s: float) -> list[Any]:
         """Return what every rank answers.

@@ -37,9 +37,10 @@ Host = subprocess.Popen[str]
 
 # Runs what follows as PID 1 of namespaces of its own, and takes its exit code. Whoever is started
 # with this is the shell: when it dies of any signal, PID 1 is killed, and the kernel with it ends
-# all that the namespaces hold. (``unshare --fork --kill-child`` would hold back SIGTERM.)
+# all that the namespaces hold. (``unshare --fork`` holds SIGTERM back, and a shell that waits for
+# a command in the foreground SIGINT. One in the background has no input.)
 ISOLATED: Final = (
-    *("unshare", "--net", "--pid", "sh", "-c", '"$@"; exit $?', "lab"),
+    *("unshare", "--net", "--pid", "sh", "-c", '"$@" & wait $!; exit $?', "lab"),
     *("setpriv", "--pdeathsig", "KILL", "unshare", "--mount-proc"),
 )
 

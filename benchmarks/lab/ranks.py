@@ -32,11 +32,9 @@ _JOIN_TIMEOUT: Final = timedelta(seconds=60)
 
 
 def main() -> None:
-    """Build what the first line of the input describes; run until the input ends.
-
-    The driver holds the other end of the input, so it ends when the driver does.
-    """
-    wanted = json.loads(sys.stdin.readline())
+    """Build what the first line from the driver describes; run until its pipe ends, as it may."""
+    lifeline = os.fdopen(int(sys.argv[1]))
+    wanted = json.loads(lifeline.readline())
     cluster = cluster_of(parse_topology(wanted["topology"]), wanted["order"])
     try:
         hosts = build(cluster)
@@ -50,12 +48,11 @@ def main() -> None:
             _be_rank(rank, cluster, hosts[cluster.host_of(rank)], Connection(sockets[rank]))
     for socket in sockets:
         os.close(socket)
-    sys.stdin.read()
+    lifeline.read()
 
 
 def _be_rank(rank: int, cluster: Cluster, host: Host, driver: Connection) -> NoReturn:
     """Join the job, then do one experiment after the other until the driver hangs up."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the input is PID 1's
     _move_to(host)
     os.environ.update(cluster.environment(rank))
     torch.set_num_threads(1)

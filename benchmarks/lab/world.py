@@ -12,6 +12,9 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.documents import parse_json, validated
+from planner.errors import InvalidInputError
+
 __all__ = ["World"]
 
 _FACTOR_RANGE: Final = (0.7, 1.5)
@@ -44,7 +47,12 @@ class World(BaseModel):
 
         >>> World.draw(3, 8) == World.draw(3, 8)
         True
+
+        Raises:
+            InvalidInputError: There are no ranks.
         """
+        if world_size < 1:
+            raise InvalidInputError(f"a world of {world_size} ranks; needs 1 at least")
         dice = random.Random(f"{seed}/slow")
         return cls(
             seed=seed,
@@ -55,8 +63,12 @@ class World(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the world in a file."""
-        return cls.model_validate_json(path.read_bytes())
+        """Return the world in a file.
+
+        Raises:
+            InvalidInputError: It holds none.
+        """
+        return validated(cls, parse_json(path.read_bytes(), source=str(path)))
 
     def factor(self, op_name: str) -> float:
         """Return how many times its prior an operation takes: 0.7 to 1.5, equally likely."""
