@@ -22,17 +22,20 @@ from executor.mesh import RankGroup
 
 __all__ = ["Ring"]
 
-# Pieces on their way here have room for this much, or for two pieces.
+# Room for the pieces to be reduced, of which two have it always. While all have it, all receives
+# are posted at once and no sender waits for one: of four processes on two cores, an all_reduce of
+# 1 KiB took a third of the time.
 _SCRATCH_BYTES: Final = 1 << 24
 
-# What a link carries while one message starts, about.
-_START_BYTES: Final = 1 << 15
+# What a link carries while one message starts: on loopback 18 us at 1 MiB in 277 us.
+_START_BYTES: Final = 1 << 16
 
 
 class Ring:
     """all_reduce, all_gather, reduce_scatter and broadcast of ``Collectives``.
 
-    A piece is reduced in the order of the ring, on its way round: all members get the same bits.
+    A piece is reduced on its way round: all members get the same bits. Pieces travel whole: an
+    all_reduce in segments of 64 KiB to 2 MiB was no faster on loopback, where cores are the limit.
     """
 
     def __init__(self, group: RankGroup) -> None:
@@ -98,8 +101,8 @@ class Ring:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Fill ``tensor`` with that of ``root``: a chain along the circle, in segments.
 
-        k segments take (k + n - 2) (start + S/k) in bytes of link time, the least where
-        S/k = sqrt(S start / (n - 2)).
+        k segments take (k + n - 2) (start + S/k), in bytes that a link could have carried; that is
+        least where k = sqrt(S (n - 2) / start).
         """
         distance = (self._position - self._circle.index(root)) % self._size
         flat = tensor.view(-1)
