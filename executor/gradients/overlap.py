@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
@@ -58,8 +58,10 @@ __all__ = [
 Reduce = Callable[[torch.Tensor], object]  # sums a flat tensor over the ranks in place
 DdpHook = Callable[[Any, GradBucket], Future[torch.Tensor]]
 
+_Jobs = queue.SimpleQueue[tuple[torch.Tensor, Future[torch.Tensor]] | None]  # None: the end
 _Named = tuple[str, nn.Parameter]
-_NUM_NAMES_SHOWN = 5
+_NUM_NAMES_SHOWN: Final = 5
+_END_WITHIN_S: Final = 1.0
 
 
 class MissingGradientsError(ExecutorError):
@@ -83,17 +85,18 @@ class _ReductionThread:
     """Reduces and averages tensors one by one, in the order in which they are handed in.
 
     Once a reduction failed, ranks no longer agree on what comes next: every later tensor fails
-    with the same error, and nothing is sent. The thread ends when this object is collected.
+    with the same error, and nothing is sent. The thread ends when this object is collected, or
+    the interpreter ends.
     """
 
     def __init__(self, reduce: Reduce, divide_by: float) -> None:
-        self._jobs: queue.SimpleQueue[tuple[torch.Tensor, Future[torch.Tensor]] | None] = (
-            queue.SimpleQueue()
-        )
-        threading.Thread(
+        self._jobs: _Jobs = queue.SimpleQueue()
+        # A daemon, so that a rank which failed need not wait for a reduction that hangs.
+        thread = threading.Thread(
             target=_serve, args=(self._jobs, reduce, divide_by), name="gradients", daemon=True
-        ).start()
-        self.close = weakref.finalize(self, self._jobs.put, None)
+        )
+        thread.start()
+        self.close = weakref.finalize(self, _end, self._jobs, thread)
 
     def submit(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """Return a future of ``tensor``, reduced in place."""
@@ -102,11 +105,7 @@ class _ReductionThread:
         return reduced
 
 
-def _serve(
-    jobs: queue.SimpleQueue[tuple[torch.Tensor, Future[torch.Tensor]] | None],
-    reduce: Reduce,
-    divide_by: float,
-) -> None:
+def _serve(jobs: _Jobs, reduce: Reduce, divide_by: float) -> None:
     failure: Exception | None = None
     while (job := jobs.get()) is not None:
         tensor, reduced = job
@@ -120,6 +119,13 @@ def _serve(
             reduced.set_result(tensor)
         else:
             reduced.set_exception(failure)  # type: ignore[arg-type]  # takes any exception
+
+
+def _end(jobs: _Jobs, thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():  # the garbage collector runs in any thread
+        # The interpreter must not end under a thread that is about to leave torch: it would abort.
+        thread.join(_END_WITHIN_S)
 
 
 @dataclass(slots=True, eq=False)
