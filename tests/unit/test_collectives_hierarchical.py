@@ -84,7 +84,7 @@ def test_three_levels_equal_one(op_name: str, units: Units, pods: Units) -> None
 
 
 def sent_across(units: Units, call: Callable[[Hierarchical, int], None]) -> list[int]:
-    """Return the bytes that each unit sends to others when each member makes ``call``."""
+    """Return the bytes that each member sends to other units when each makes ``call``."""
     store = HashStore()
 
     def run(whole: RankGroup) -> int:
@@ -94,8 +94,11 @@ def sent_across(units: Units, call: Callable[[Hierarchical, int], None]) -> list
         across: Any = split.across.process_group
         return across.bytes_to.total() if across is not None else 0
 
-    sent = on_ranks(count(units), run, units=units)
-    return [sum(sent[member] for member in unit) for unit in units]
+    return on_ranks(count(units), run, units=units)
+
+
+def by_unit(units: Units, sent_bytes: list[int]) -> list[int]:
+    return [sum(sent_bytes[member] for member in unit) for unit in units]
 
 
 @pytest.mark.parametrize("units", [EVEN, INTERLEAVED, UNEVEN], ids=str)
@@ -106,7 +109,7 @@ def test_each_unit_sends_what_a_ring_of_units_does(units: Units) -> None:
         made.all_reduce(torch.ones(12).double(), SUM)
 
     expected = 2 * (num_units - 1) * size_bytes // num_units
-    assert sent_across(units, all_reduce) == [expected] * num_units
+    assert by_unit(units, sent_across(units, all_reduce)) == [expected] * num_units
 
 
 @pytest.mark.parametrize("units", [EVEN, INTERLEAVED, UNEVEN], ids=str)
@@ -121,8 +124,16 @@ def test_shards_leave_their_unit_once_per_other_unit(units: Units) -> None:
         made.reduce_scatter(torch.ones(3).double(), torch.ones(3 * count(units)).double(), SUM)
 
     expected = [(len(units) - 1) * num_largest * shard_bytes] * len(units)
-    assert sent_across(units, all_gather) == expected
-    assert sent_across(units, reduce_scatter) == expected
+    assert by_unit(units, sent_across(units, all_gather)) == expected
+    assert by_unit(units, sent_across(units, reduce_scatter)) == expected
+
+
+def test_a_broadcast_crosses_to_each_other_unit_once_between_members_of_one_position() -> None:
+    def broadcast(made: Hierarchical, member: int) -> None:
+        made.broadcast(torch.ones(3).double(), 3)
+
+    positions = [sent_across(EVEN, broadcast)[position::2] for position in (0, 1)]
+    assert [sum(sent_bytes) for sent_bytes in positions] == [0, 2 * 8 * 3]
 
 
 @pytest.mark.parametrize("units", [*ALL_UNITS, [[0, 1, 2, 3], [5], [4, 6]]], ids=str)
