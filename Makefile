@@ -9,7 +9,7 @@ SERVICE := .venv/.installed-service
 TOOLS := .venv/.installed-tools
 TORCH := torch==2.13.0
 
-.PHONY: help run tools demo test test-long check fix clean
+.PHONY: help run tools demo test test-long test-lab check fix clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -28,6 +28,9 @@ test: $(TOOLS)  ## every test that is not marked long
 
 test-long: $(TOOLS)  ## the tests that are marked long
 	$(BIN)/pytest -m long
+
+test-lab: $(TOOLS)  ## the emulated cluster; needs Linux, root and iproute2, else says why not
+	$(BIN)/pytest -m lab
 
 check: $(TOOLS)  ## format, lint and types; changes nothing
 	$(BIN)/ruff format --check .

@@ -16,7 +16,9 @@ from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from socket import SHUT_RDWR, socket
+from threading import Thread
+from typing import IO, Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,15 +42,21 @@ def main() -> None:
         hosts = build(cluster)
     except LabError as error:
         sys.exit(str(error))
-    sockets: list[int] = wanted["sockets"]
-    for rank in range(cluster.world_size):
-        if os.fork() == 0:
-            for other in set(sockets) - {sockets[rank]}:
-                os.close(other)
-            _be_rank(rank, cluster, hosts[cluster.host_of(rank)], Connection(sockets[rank]))
-    for socket in sockets:
-        os.close(socket)
+    sockets = {}
+    for rank, number in enumerate(wanted["sockets"]):
+        if (process := os.fork()) == 0:
+            _be_rank(rank, cluster, hosts[cluster.host_of(rank)], Connection(number))
+        sockets[process] = socket(fileno=number)
+    Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    while True:
+        ended, _ = os.wait()
+        if ended in sockets:  # the driver is to notice, though other processes have the socket too
+            sockets[ended].shutdown(SHUT_RDWR)
+
+
+def _end_with(lifeline: IO[str]) -> NoReturn:
     lifeline.read()
+    os._exit(0)
 
 
 def _be_rank(rank: int, cluster: Cluster, host: Host, driver: Connection) -> NoReturn:
