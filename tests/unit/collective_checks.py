@@ -14,7 +14,7 @@ from executor.collectives.protocol import Op
 from executor.mesh import RankGroup
 from tests.unit.gloo_ranks import on_ranks
 
-__all__ = ["check_op", "small_integers"]
+__all__ = ["check_op", "leave_together", "small_integers"]
 
 
 def check_op(
@@ -46,8 +46,15 @@ def check_op(
 
     def check(group: RankGroup) -> None:
         _CHECKS[op_name](make(group), _Case(group, numel, dtype, reduce_op, root))
+        leave_together(group)
 
     on_ranks(size, check, units=units)
+
+
+def leave_together(group: RankGroup) -> None:
+    """Wait for all: gloo fails on members that still connect to one that has left."""
+    if group.process_group is not None:
+        group.process_group.barrier().wait()
 
 
 def small_integers(numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:

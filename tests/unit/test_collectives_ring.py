@@ -17,7 +17,7 @@ from executor.collectives.protocol import Op
 from executor.collectives.reduction import REDUCIBLE
 from executor.collectives.ring import Ring
 from executor.mesh import RankGroup
-from tests.unit.collective_checks import check_op, small_integers
+from tests.unit.collective_checks import check_op, leave_together, small_integers
 from tests.unit.gloo_ranks import Sent, on_ranks
 
 SUM = dist.ReduceOp.SUM
@@ -209,6 +209,7 @@ def bytes_sent(
             "broadcast": lambda: made.broadcast(whole, root),
         }
         calls[op_name]()
+        leave_together(group)
         return cast(Sent, group.process_group).bytes_to
 
     by_sender = on_ranks(size, call, units=units)
