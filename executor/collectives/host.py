@@ -13,6 +13,7 @@ import platform
 import secrets
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO, Final, NoReturn
@@ -196,6 +197,8 @@ def _notes_of_all(group: RankGroup, note: str) -> list[str]:
 
 
 def _file(num_bytes: int) -> BinaryIO:
+    if sys.platform != "linux":
+        raise OSError(f"{sys.platform} has neither memfd nor abstract sockets")
     file = os.fdopen(os.memfd_create("commplan"), "r+b")
     try:
         os.posix_fallocate(file.fileno(), 0, num_bytes)  # else a full host is a SIGBUS later

@@ -4,6 +4,7 @@ Every call runs in rounds. In a round each member writes to its slot of one half
 meets the others at a barrier, and reads their slots; the next round takes the other half. One
 barrier a round is enough: a member that writes to a half again has passed the barrier of the round
 between, which the others enter only when they have read what they wanted of the round before it.
+What only one member reads, it may also reduce in place.
 """
 
 from collections.abc import Sequence
