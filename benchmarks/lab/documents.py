@@ -48,4 +48,5 @@ def with_nic_rate(document: TopologyDocument, bytes_per_s: float) -> TopologyDoc
         )
     fields = document.model_dump(mode="json")
     fields["network"]["nic_bandwidth_bytes_per_s"] = bytes_per_s
+    fields["description"] += f" Then its NICs were set to {bytes_per_s:g} bytes/s."
     return parse_topology(fields)
