@@ -55,6 +55,8 @@ def on_ranks(
             results[index] = action(
                 RankGroup(ranks, index, cast("dist.ProcessGroup | None", group), laid)
             )
+            if group is not None:  # a group that closes breaks those that still connect to it
+                group.barrier().wait()
         except BaseException as error:
             errors.append(error)
 
