@@ -100,6 +100,10 @@ class _ReductionThread:
 
     def submit(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """Return a future of ``tensor``, reduced in place."""
+        if not self.close.alive:
+            raise ExecutorError(
+                "gradients are not reduced any more after close(): make a new OverlappedGradients"
+            )
         reduced: Future[torch.Tensor] = Future()
         self._jobs.put((tensor, reduced))
         return reduced
@@ -124,7 +128,7 @@ def _serve(jobs: _Jobs, reduce: Reduce, divide_by: float) -> None:
 def _end(jobs: _Jobs, thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():  # the garbage collector runs in any thread
-        # The interpreter must not end under a thread that is about to leave torch: it would abort.
+        # The interpreter must not end under a thread that is about to leave torch: it may abort.
         thread.join(_END_WITHIN_S)
 
 

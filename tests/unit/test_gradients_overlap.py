@@ -311,6 +311,8 @@ def test_no_hook_and_no_thread_outlive_the_object(closes: bool) -> None:
     (thread,) = set(threading.enumerate()) - before
     if closes:
         gradients.close()
+        with pytest.raises(ExecutorError, match=r"after close\(\)"):
+            gradients.wait()
     else:
         del gradients
     model((0, 1, 2)).backward()
