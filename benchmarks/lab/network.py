@@ -1,6 +1,6 @@
 """Builds a cluster out of namespaces, bridges, veth pairs and token buckets; counts its bytes.
 
-Everything here but ``why_not`` runs inside the lab: in the namespaces that ``ISOLATED`` makes.
+``build`` must be called by PID 1 of the namespaces that ``ISOLATED`` makes.
 """
 
 import json
@@ -50,6 +50,8 @@ _TOOLS: Final = {
 }
 # Large frames: fewer packets for the cores to handle.
 _MTU_BYTES: Final = 9000
+_FRAME_BYTES: Final = 9200  # with its headers
+_TIMER_LATE_S: Final = 1e-4
 # Its neighbour discovery would be counted among the bytes of an experiment.
 _NO_IPV6: Final = """
 for scope in all default; do
@@ -100,7 +102,7 @@ def exit_unless_possible() -> None:
 
 
 def build(cluster: Cluster) -> list[Host]:
-    """Build the cluster and return a process of each host: its namespaces are the host.
+    """Build the cluster and return a process of each host, whose namespaces are the host.
 
     Raises:
         LabError: A command failed; with what it said.
@@ -192,13 +194,15 @@ def _shapes_of_bridges(cluster: Cluster) -> Iterator[str]:
 def _shape(interface: str, bytes_per_s: float) -> str:
     """Return tc's words for a token bucket; its "bps" are bytes per second.
 
-    Without a peak rate a bucket lets its burst pass at once, so that short messages are too fast:
-    with it the rate holds from 10 kB on.
+    Without a peak rate a bucket lets its burst pass at once, so that short messages are too fast.
+    The peak's own bucket holds one frame, and what the link could have sent while the kernel's
+    timer was late: with less, every late timer would slow the link.
     """
     rate, peak = round(bytes_per_s), round(bytes_per_s * 1.01)
+    frame = _FRAME_BYTES + round(bytes_per_s * _TIMER_LATE_S)
     return (
-        f"qdisc replace dev {interface} root tbf rate {rate}bps burst 20kb "
-        f"peakrate {peak}bps mtu 9200 latency 200ms"
+        f"qdisc replace dev {interface} root tbf rate {rate}bps burst {2 * frame} "
+        f"peakrate {peak}bps mtu {frame} latency 200ms"
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.lab import Lab, lab_topology
+from benchmarks.lab import Lab, lab_topology, with_nic_rate
 
 pytestmark = pytest.mark.lab
 
@@ -26,6 +26,12 @@ def fastest(lab: Lab, pairs: dict[int, int], expected: float) -> float:
 
 def test_a_host_sends_at_the_rate_of_its_nic(lab: Lab) -> None:
     assert fastest(lab, {0: 1}, RATE) == pytest.approx(RATE, rel=0.05)
+
+
+@pytest.mark.long
+def test_a_rate_four_times_as_high_is_kept_too(possible: None) -> None:
+    with Lab(with_nic_rate(lab_topology("lab-2x2"), 4 * RATE), order="interleaved") as fast:
+        assert fastest(fast, {0: 1}, 4 * RATE) == pytest.approx(4 * RATE, rel=0.05)
 
 
 def test_two_hosts_behind_a_trunk_share_its_rate(lab: Lab) -> None:
