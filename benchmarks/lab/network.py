@@ -196,7 +196,9 @@ def _shape(interface: str, bytes_per_s: float) -> str:
 
     Without a peak rate a bucket lets its burst pass at once, so that short messages are too fast.
     The peak's own bucket holds one frame, and what the link could have sent while the kernel's
-    timer was late: with less, every late timer would slow the link.
+    timer was late: with less, every late timer would slow the link. So the first frame after a
+    pause passes at once, and a message arrives that much sooner than size / rate: 0.7 ms at
+    100 Mbit/s.
     """
     rate, peak = round(bytes_per_s), round(bytes_per_s * 1.01)
     frame = _FRAME_BYTES + round(bytes_per_s * _TIMER_LATE_S)
