@@ -105,8 +105,13 @@ class _Builder:
         self._timeout = timeout
         self._known: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
 
-    def mine(self, all_groups: Iterable[tuple[int, ...]]) -> RankGroup:
-        """Create all groups and return the one this rank is in."""
+    def mine(
+        self, all_groups: Iterable[tuple[int, ...]], unit_of: Callable[[int], int] | None = None
+    ) -> RankGroup:
+        """Create all groups and return the one this rank is in, its units of the innermost level.
+
+        ``unit_of`` names the units of another level.
+        """
         found: tuple[int, ...] | None = None
         for ranks in all_groups:
             if ranks not in self._known:
@@ -114,7 +119,7 @@ class _Builder:
             if self.rank in ranks:
                 found = ranks
         assert found is not None, f"rank {self.rank} is in no group of {list(all_groups)}"
-        units = _by_unit(found, self._unit_of)
+        units = _by_unit(found, unit_of or self._unit_of)
         return RankGroup(
             found,
             found.index(self.rank),
@@ -173,7 +178,7 @@ def _split(
             is_even = False
     return SplitGroup(
         builder.mine(inside),
-        builder.mine(across),
+        builder.mine(across, *unit_of[1:2]),
         is_even,
         above=_split(builder, across, unit_of[1:]) if len(unit_of) > 1 else None,
     )

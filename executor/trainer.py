@@ -118,10 +118,12 @@ class Trainer:
             raise
 
     def close(self) -> None:
-        """Give back the process groups; all ranks call this together, and no step follows."""
+        """Give back groups and shared memory; all ranks call this together, and no step follows."""
         groups = {group.process_group for group in self.mesh.groups.values()}
         for split in self.mesh.splits.values():
             groups |= split.process_groups()
+        for communicator in self.communicators.values():
+            communicator.runners.close()
         for group in sorted((g for g in groups if g is not None), key=lambda g: g.group_name):
             dist.destroy_process_group(group)
 

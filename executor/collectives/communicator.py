@@ -6,7 +6,7 @@ tensor, of an all_to_all what a rank sends, its own part included.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from executor.collectives.library import Library
-from executor.collectives.methods import Runner, runners
+from executor.collectives.methods import Runner, Runners, runners
 from executor.collectives.protocol import Collectives
 from executor.mesh import Mesh, RankGroup
 from executor.timing import CallKey, Recorder, tensor_bytes
@@ -42,7 +42,7 @@ class Communicator:
 
     axis: Axis
     group: RankGroup
-    runners: Mapping[tuple[Collective, Method], Runner]
+    runners: Runners
     plan: Plan
     recorder: Recorder
 
@@ -189,7 +189,7 @@ class Communicator:
 
     def runner_of(self, op: Collective, method: Method) -> Runner:
         """Return what runs ``op`` if ``method`` is asked for."""
-        found = self.runners.get((op, method))
+        found = self.runners.by_method.get((op, method))
         if found is None:
             return Runner(self.recorder.library_method(op, method), Library(self.group))
         return found

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 import torch
@@ -23,7 +23,7 @@ from executor.errors import UnsupportedPlanError
 from executor.mesh import Mesh, RankGroup, SplitGroup
 from planner.plan import Axis, Collective, Method, Plan
 
-__all__ = ["Runner", "methods_of", "runners"]
+__all__ = ["Runner", "Runners", "methods_of", "runners"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +62,38 @@ def methods_of(plan: Plan, axis: Axis) -> dict[Collective, list[Method]]:
     return {op: sorted(found[op] & METHODS.get(op, frozenset())) for op in sorted(found)}
 
 
-def runners(
-    plan: Plan, axis: Axis, mesh: Mesh, *, timeout_s: float
-) -> Mapping[tuple[Collective, Method], Runner]:
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """What runs the methods of one axis.
+
+    Attributes:
+        by_method: For each operation.
+        shared: The memory that some of them share.
+    """
+
+    by_method: Mapping[tuple[Collective, Method], Runner] = field(default_factory=dict)
+    shared: tuple[SharedMemory, ...] = ()
+
+    def close(self) -> None:
+        """Let go of shared memory; nothing runs afterwards."""
+        for memory in self.shared:
+            memory.close()
+
+
+def runners(plan: Plan, axis: Axis, mesh: Mesh, *, timeout_s: float) -> Runners:
     """Return what runs the methods of an axis; all ranks of the world call this together.
 
     Where shared memory cannot be had on every host of the group, all its ranks take messages
     instead, and the first says why.
     """
     builder = _Builder(mesh.groups[axis], mesh.splits.get(axis), timeout_s)
-    return {
+    by_method = {
         (op, method): builder.runner(op, method)
         for op, methods in methods_of(plan, axis).items()
         for method in methods
         if builder.group.process_group is not None
     }
+    return Runners(by_method, builder.memories())
 
 
 class _Builder:
@@ -120,6 +137,9 @@ class _Builder:
             assert above is not None, "the mesh splits across twice for three levels"
             across = Hierarchical(flat(above.inside), flat(above.across), above, split.across)
         return _runner(method, Hierarchical(inside, across, split, self.group))
+
+    def memories(self) -> tuple[SharedMemory, ...]:
+        return tuple(memory for memory in self._shared.values() if memory is not None)
 
     def _open(self, members: RankGroup) -> SharedMemory | None:
         """Return memory that ``members`` share; None if anybody in the whole group has none."""

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from executor.collectives.communicator import Communicator
+from executor.collectives.methods import Runners
 from executor.mesh import Mesh, RankGroup
 from executor.parallel.context import ContextAttention, local_positions, visible_part
 from executor.timing import Recorder
@@ -74,7 +75,7 @@ def test_alone_it_is_torchs_attention_and_calls_nothing(exchange: ContextExchang
     alone = RankGroup((0,), 0, None)
     mesh = Mesh(rank=0, coordinates={"cp": 0}, groups={"cp": alone}, splits={})
     recorder = Recorder(mesh, backend="gloo")
-    attention = ContextAttention(Communicator("cp", alone, {}, plan, recorder), exchange)
+    attention = ContextAttention(Communicator("cp", alone, Runners(), plan, recorder), exchange)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 5, 8, requires_grad=True) for heads in (4, 2, 2))
     out = attention(q, k, v, scale=0.3)

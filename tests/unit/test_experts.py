@@ -12,6 +12,7 @@ from transformers import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from executor.collectives.communicator import Communicator
+from executor.collectives.methods import Runners
 from executor.errors import PlanMismatchError, UnsupportedPlanError
 from executor.experts.exchange import ExpertExchange
 from executor.experts.gate import likeliest_experts, rank_in_expert
@@ -30,7 +31,7 @@ def member(index: int, size: int) -> Communicator:
     plan = make_plan()
     group = RankGroup(tuple(range(size)), index, None)
     mesh = Mesh(rank=index, coordinates={}, groups={}, splits={})
-    return Communicator("ep", group, {}, plan, Recorder(mesh, backend="gloo"))
+    return Communicator("ep", group, Runners(), plan, Recorder(mesh, backend="gloo"))
 
 
 ALONE = member(0, 1)
