@@ -30,7 +30,7 @@ test-long: $(TOOLS)  ## the tests that are marked long
 	$(BIN)/pytest -m long
 
 test-lab: $(TOOLS)  ## the emulated cluster; needs Linux, root and iproute2, else says why not
-	$(BIN)/pytest -m lab
+	$(BIN)/pytest tests/lab
 
 check: $(TOOLS)  ## format, lint and types; changes nothing
 	$(BIN)/ruff format --check .
