@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from planner.calibrate.apply import fitted_fabric, with_calls
-from planner.cost.collectives import collective_terms, levels_for
+from planner.cost.collectives import achieved_bytes_per_s, collective_terms, levels_for
 from planner.errors import InvalidInputError
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
@@ -32,6 +32,9 @@ __all__ = ["WORST_RESIDUAL", "Transfer", "check_range", "fit_calls", "fit_levels
 WORST_RESIDUAL: Final = 1.0
 # A measured call is trusted to 5 %, a prior to a factor of e: the ratio weighs them.
 _PRIOR_WEIGHT: Final = 0.05
+# Where a prior has none: the logarithm of nothing is no place to start.
+_LEAST_ALPHA_S: Final = 1e-9
+_FAR_SLOWER: Final = 10.0
 # Relative errors beyond this count linearly: a disturbed call is no physics.
 _ROBUST_ABOVE: Final = 0.1
 
@@ -69,7 +72,7 @@ def fit_levels(fabric: Fabric, transfers: Iterable[Transfer]) -> tuple[Fabric, l
     fits = _fit(
         of_library,
         fabric.levels,
-        lambda levels: replace(fabric, levels=levels),
+        lambda levels: replace(fabric, levels=levels, calls=()),
         "calls of the library",
     )
     return fitted_fabric(fabric, fits, source="fitted to the runs"), fits
@@ -113,7 +116,12 @@ def _fit(
     points = [sum(_uses(t.group, depth) for t in transfers) for depth in range(len(prior))]
     used = [depth for depth, count in enumerate(points) if count]
     measured_s = np.array([transfer.seconds for transfer in transfers])
-    start = np.log([(prior[depth].alpha_s, prior[depth].bytes_per_s) for depth in used]).ravel()
+    start = np.log(
+        [
+            (max(prior[depth].alpha_s, _LEAST_ALPHA_S), achieved_bytes_per_s(prior[depth]))
+            for depth in used
+        ]
+    ).ravel()
 
     def levels_at(logs: Column) -> Levels:
         figures = dict(zip(used, np.exp(logs).reshape(-1, 2).tolist(), strict=True))
@@ -130,7 +138,13 @@ def _fit(
     def residuals(logs: Column) -> Column:
         return np.concatenate([np.log(ratios(logs)), _PRIOR_WEIGHT * (logs - start)])
 
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=_ROBUST_ABOVE).x
+    found = min(
+        (
+            least_squares(residuals, begin, loss="soft_l1", f_scale=_ROBUST_ABOVE)
+            for begin in _starts(start)
+        ),
+        key=lambda result: float(result.cost),
+    ).x
     residual = float(np.median(np.abs(ratios(found) - 1)))
     fitted = levels_at(found)
     for depth in used:
@@ -152,6 +166,18 @@ def _fit(
         )
         for depth in used
     ]
+
+
+def _starts(prior: Column) -> list[Column]:
+    """Return where to begin: at the prior, and there with each of several levels far slower.
+
+    A level that the prior hides behind another shows no slope by which it could become the slowest.
+
+    Args:
+        prior: Logarithms of alpha and bytes/s by turns, shape [2 * levels].
+    """
+    rates = range(1, len(prior), 2) if len(prior) > 2 else ()
+    return [prior, *(prior - np.log(_FAR_SLOWER) * (np.arange(len(prior)) == at) for at in rates)]
 
 
 def _uses(group: Group, depth: int) -> bool:

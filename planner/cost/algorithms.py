@@ -12,21 +12,25 @@ algorithm           hops on level i                  bytes out of a unit of b me
 ring, one pass      n/b - n/m                        S (n-1)/n
 ring, broadcast     n/b - n/m                        S, after the pieces that fill the chain
 halving_doubling    log2(m/b) a pass                 S (1 - b/n) a pass
-tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      2 S
+tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      2 S; executor: ``_double_tree``
+tree, broadcast     log2(m/b); executor: as above    S b log2(n/b); executor: S to 2 S
 direct              1, n-1 messages at once          S b (n-b)/n of all_to_all, of others S (n-b)/n
 pairwise            m - b                            S b (n-b)/n
 copy_engine         one barrier a pass               S (n-1)/n a pass, in memory
 hierarchical        of its parts                     inside S, across S/m[0] by every member
-point_to_point      1                                S b
+point_to_point      1                                S
 ==================  ===============================  ===========================================
 
-An all_reduce is two passes. gloo emulates reduce_scatter by all_reduce (pytorch#149869), and its
+An all_reduce is two passes. The root of a broadcast, gather or scatter is the first member. Across
+a hierarchy a broadcast goes by one member of each unit, which has all of the exit to itself: as
+S/m[0] by every member. gloo emulates reduce_scatter by all_reduce (pytorch#149869), and its
 broadcast is a binomial tree that crosses to the farthest ranks last, from every rank that has the
 data (gloo/broadcast.cc). Ring and tree latencies follow NCCL's own model (src/graph/tuning.cc).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -54,17 +58,19 @@ class Phase:
         sent: Per level, bytes that a member sends to others in the same unit of it but no lower
             one; mean over the group, shape [rows].
         out: Per level, bytes through the exit of the busiest unit of the level below.
+        efficiency: Part of the levels' rates that it reaches.
         issued: Messages that a member posts at once, beside the hops.
         fill: Per level, bytes that pass before the exits are busy.
         at_once: All messages are posted together; the slowest decides.
         is_direct: Every member sends for itself, rather than along rings or trees.
-        is_pair: Only two members talk.
+        is_pair: Only two members talk, over what one member has of an exit.
     """
 
     group: Group
     hops: Sequence[Column]
     sent: Sequence[Column]
     out: Sequence[Column]
+    efficiency: float = 1.0
     issued: Column | float = 0.0
     fill: Sequence[Column] | None = None
     at_once: bool = False
@@ -84,11 +90,11 @@ def phases(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S, shape [rows].
     """
-    done = runs_as(library, op, method.path)
     if method.algorithm == "hierarchical":
-        return _hierarchical(done, method.path, library, group, size_bytes, depth=0)
+        return _hierarchical(op, method.path, library, group, size_bytes, depth=0)
     if method.algorithm == "three_level":
-        return _hierarchical(done, method.path, library, group, size_bytes, depth=1)
+        return _hierarchical(op, method.path, library, group, size_bytes, depth=1)
+    done = runs_as(library, op, method.path)
     if method.algorithm == "tree" and method.path == "executor":
         return _double_tree(done, group, size_bytes)
     if (done, method) == ("broadcast", Method("tree")):
@@ -164,7 +170,7 @@ def _chain(group: Group, size_bytes: Column) -> list[Phase]:
             group,
             steps,
             sent=[size_bytes * edges / group.degree for edges in steps],
-            out=[np.where(m > b, size_bytes, 0.0) for b, m in _spans(group)],
+            out=[size_bytes for _ in steps],
             fill=[piece * np.maximum(edges - 1, 0) for edges in steps],
         )
     ]
@@ -181,49 +187,75 @@ def _tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down."""
     inside, *above = _spans(group)
     hops = [2 * (inside[1] - 1.0), *(2 * np.log2(m / b) for b, m in above)]
-    out = [2 * size_bytes / TREE_EFFICIENCY.value * (m > b) for b, m in _spans(group)]
-    return [Phase(group, hops, _over_tree_edges(group, 2 * size_bytes), out)]
+    sent = [2 * size_bytes * steps / group.degree for steps in _steps(group)]
+    out = [2 * size_bytes for _ in hops]
+    return [Phase(group, hops, sent, out, efficiency=TREE_EFFICIENCY.value)]
 
 
 def _double_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """By our executor: as NCCL, but a tree inside the only unit, and pieces fill it first.
+    """By our executor: as NCCL, but a tree inside the only unit, and no tree knows outer levels.
 
-    A unit has up to two children and a parent in one tree and is a leaf of the other: 2 S leave it,
-    S where there are two units.
+    Each edge carries S/2, of an all_reduce both ways. Of the L blocks of 2**k units that an outer
+    level makes of the tree (k > 0), each hangs on by its highest unit and, in one of both trees, by
+    the subtree before or after that: 3 L - 2 edges between them, where units have 2 L - 2.
     """
-    (_, inside), *above = _spans(group)
-    depth = [np.where(inside < group.degree, inside - 1.0, np.log2(inside))]
-    depth += [np.log2(m / b) for b, m in above]
+    n, inside = group.degree, group.members[0]
+    chain = np.where(inside < n, inside, 1)  # the members of a unit, behind its head
+    height = [np.where(inside < n, inside - 1.0, np.log2(n))]
+    height += [np.log2(m / b) for b, m in _spans(group)[1:]]
+    below = members_below(group)
+    edges = [2 * (n / b - 1) + np.where((chain < b) & (b < n), n / b, 0) for b in (*below, n)]
     ways = 2 if op == "all_reduce" else 1
-    two = [group.degree / b <= 2 for b in members_below(group)]
-    out = [size_bytes * np.where(few, 1, 2) for few in two]
+    leaving = [_tree_exit(ways, n, chain, b) for b in below]
     return [
         Phase(
             group,
-            hops=[ways * steps for steps in depth],
-            sent=_over_tree_edges(group, ways * size_bytes),
+            hops=[ways * steps for steps in height],
+            sent=[ways * size_bytes / 2 * (inner - outer) / n for inner, outer in pairwise(edges)],
+            out=[size_bytes / 2 * count for count in leaving],
+        )
+    ]
+
+
+def _tree_exit(ways: int, n: Column, chain: Column, below: Column) -> Column:
+    """Return the halves of S through the exit of the busiest ``below`` members of both trees.
+
+    Inner units have two children and a parent in one tree and are a leaf of the other; of two units
+    each has one edge in each tree, of three at most three in all. Inside a chain it is two in each.
+    """
+    if ways == 2:
+        edges = np.minimum(n / np.maximum(below, chain), 4)
+        of_member = np.maximum(edges + 1, 2 * np.minimum(chain - 1, 2))
+        return np.where(below < chain, of_member, edges + 2 * (below > chain))
+    units = n // chain
+    last_is_inner = (units % 2 == 0) & (np.log2(units) % 1 != 0)  # the root's unit, in one tree
+    return 2 + (below != chain) + (last_is_inner & (below >= chain))
+
+
+def _binomial(group: Group, size_bytes: Column) -> list[Phase]:
+    """Of gloo: in step 2**k each of the 2**k members that have the data sends it that much further.
+
+    The root's unit sends most.
+    """
+    n = group.degree
+    steps = 2.0 ** np.arange(int(n.max() - 1).bit_length())
+    return [
+        Phase(
+            group,
+            hops=[np.log2(m / b) for b, m in _spans(group)],
+            sent=[size_bytes * (m - b) / n for b, m in _spans(group)],
             out=[
-                np.where(m > b, sent, 0.0) for sent, (b, m) in zip(out, _spans(group), strict=True)
+                size_bytes * sum(_sent_beyond(b, n, step) for step in steps)
+                for b in members_below(group)
             ],
         )
     ]
 
 
-def _over_tree_edges(group: Group, carried_bytes: Column) -> list[Column]:
-    """Return what members send over each level, mean, where each of n-1 edges carries that."""
-    return [carried_bytes * steps / group.degree for steps in _steps(group)]
-
-
-def _binomial(group: Group, size_bytes: Column) -> list[Phase]:
-    """Of gloo: in every step each rank that has the data sends all of it, nearest ranks first."""
-    return [
-        Phase(
-            group,
-            hops=[np.log2(m / b) for b, m in _spans(group)],
-            sent=[size_bytes * (m - b) / group.degree for b, m in _spans(group)],
-            out=[size_bytes * b * np.log2(group.degree / b) for b, _ in _spans(group)],
-        )
-    ]
+def _sent_beyond(members: Column, n: Column, step: float) -> Column:
+    """Return how many of the first ``members`` that have the data send it to others."""
+    receivers = np.minimum(step + np.minimum(members, step), n)
+    return np.maximum(receivers - np.maximum(members, step), 0)
 
 
 def _one_hop(group: Group) -> list[Column]:
@@ -266,7 +298,7 @@ def _point_to_point(op: Collective, group: Group, size_bytes: Column) -> list[Ph
             group,
             _one_hop(group),
             sent=[size_bytes * steps / edges for steps in _steps(group)],
-            out=[size_bytes * b for b in members_below(group)],
+            out=[size_bytes for _ in group.members],
             at_once=True,
             is_direct=True,
             is_pair=True,
@@ -296,12 +328,6 @@ _FLAT: Final[dict[str, Callable[[Collective, Group, Column], list[Phase]]]] = {
 
 # ---------------------------------------------------------------------------- hierarchies
 
-# What runs inside units, by path; rings run across them.
-_INSIDE: Final[dict[CallPath, Method]] = {
-    "library": Method("ring"),
-    "executor": Method("ring", "executor"),
-    "shm": Method("copy_engine", "shm"),
-}
 # What a hierarchy runs inside units; the operation itself runs across them.
 _PARTS: Final[dict[Collective, tuple[Collective, ...]]] = {
     "all_reduce": ("reduce_scatter", "all_gather")
@@ -323,19 +349,24 @@ def _hierarchical(
     if op == "all_to_all":
         return _two_level_exchange(group, size_bytes)
     inner, outer = inner_group(group), outer_group(group)
-    found = [
-        phase
-        for part in _PARTS.get(op, (op,))
-        for phase in phases(part, _INSIDE[path], library, inner, size_bytes)
-    ]
-    ring = Method("ring", "library" if path == "library" else "executor")
+    across = _in_hierarchies(op, library, path)
+    inside = Method("copy_engine", "shm") if path == "shm" else across
+    parts = _PARTS.get(op, (op,))
+    found = [phase for part in parts for phase in phases(part, inside, library, inner, size_bytes)]
     shard = size_bytes / inner.degree
     if not depth:
-        return found + phases(op, ring, library, outer, shard)
+        return found + phases(op, across, library, outer, shard)
     middle, top = inner_group(outer, 1), outer_group(outer, 1)
-    for part in _PARTS.get(op, (op,)):
-        found += phases(part, ring, library, middle, shard)
-    return found + phases(op, ring, library, top, shard / middle.degree)
+    for part in parts:
+        found += phases(part, across, library, middle, shard)
+    return found + phases(op, across, library, top, shard / middle.degree)
+
+
+def _in_hierarchies(op: Collective, library: Library, path: CallPath) -> Method:
+    """Return what runs on a level: what the library has, or a ring of our own."""
+    if path != "library":
+        return Method("ring", "executor")
+    return Method("tree") if (library, op) == ("gloo", "broadcast") else Method("ring")
 
 
 def _two_level_exchange(group: Group, size_bytes: Column) -> list[Phase]:

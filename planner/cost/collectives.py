@@ -6,7 +6,7 @@ with ``b * B[i]`` together. ``B`` is less for few members of a mesh without swit
 have no NIC of their own, less for direct, pairwise and point_to_point than for rings and trees. ::
 
     seconds = calls * launch + sum over phases (sum_i hops[i] alpha[i] + issued * issue
-                                                + max_i out[i] / (b B[i]) + fill)
+                                                + max_i out[i] / (b B[i]) / efficiency + fill)
 
 A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
 are the level's own, as a library's calls see them; other paths have their own by factors, and an
@@ -212,11 +212,11 @@ def _transfer_s(phase: Phase, levels: tuple[Level, ...]) -> Column:
     for level, below, inside, out, first in zip(
         levels, members_below(phase.group), phase.group.members, phase.out, fill, strict=True
     ):
-        members = np.minimum(inside, 2) if phase.is_pair else inside
-        capacity = below * rate_of(level, phase.group, members, direct=phase.is_direct)
+        members, senders = (np.minimum(inside, 2), 1) if phase.is_pair else (inside, below)
+        capacity = senders * rate_of(level, phase.group, members, direct=phase.is_direct)
         slowest = np.maximum(slowest, np.where(inside > below, out / capacity, 0.0))
         filling = filling + first / capacity
-    return slowest + filling
+    return slowest / phase.efficiency + filling
 
 
 def choose(

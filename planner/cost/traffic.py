@@ -9,15 +9,16 @@ from typing import Final
 import numpy as np
 
 from planner.cost.algorithms import PASSES, members_below, phases
-from planner.cost.collectives import rate_of
+from planner.cost.collectives import levels_for, rate_of
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
-from planner.plan import Collective, Method
-from planner.topology.fabric import Fabric
+from planner.plan import CallPath, Collective, Method
+from planner.topology.fabric import Fabric, Level
 
 __all__ = ["busiest_exits", "bytes_per_level", "lower_bound_s"]
 
 _NETWORK: Final = ("infiniband", "ethernet")
+_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")  # that have prices
 
 
 def lower_bound_s(
@@ -27,7 +28,8 @@ def lower_bound_s(
 
     The bounds of ``planner.topology.bounds`` on the levels' own cuts: the ``m`` members of a unit
     against the ``n - m`` others. ``B`` is here what all links of a unit carry: a GPU whose group
-    reaches beyond its node has NVLink and its NIC. None for operations without a bound here.
+    reaches beyond its node has NVLink and its NIC. Of several paths the fastest counts: among CPUs
+    of one host that is shared memory. None for operations without a bound here.
 
     Of direct links ``B`` is the best that rings or direct exchanges reach. In a full mesh that is
     all links; where pairs are not alike, trees that no library here runs may have more: an
@@ -43,10 +45,9 @@ def lower_bound_s(
     if op not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"):
         return None
     n, bound = group.degree, np.zeros(len(group.degree))
-    way_out = next((lv.bytes_per_s for lv in fabric.levels if lv.kind in _NETWORK), 0.0)
-    for level, below, inside in zip(
-        fabric.levels, members_below(group), group.members, strict=True
-    ):
+    levels = _fastest_levels(fabric, op)
+    way_out = next((lv.bytes_per_s for lv in levels if lv.kind in _NETWORK), 0.0)
+    for level, below, inside in zip(levels, members_below(group), group.members, strict=True):
         members = np.minimum(inside, 2) if op == "send_recv" else inside
         along, each = (
             rate_of(level, group, members, direct=way, nominal=True) for way in (False, True)
@@ -65,6 +66,12 @@ def lower_bound_s(
             seconds = PASSES[op] * size_bytes * crossing / (below * rate)
         bound = np.maximum(bound, np.where(inside > below, seconds, 0.0))
     return bound
+
+
+def _fastest_levels(fabric: Fabric, op: Collective) -> list[Level]:
+    """Return every level as the fastest path of ``op`` sees it."""
+    by_path = (levels_for(fabric, op, path) for path in _PATHS)
+    return [max(seen, key=lambda level: level.bytes_per_s) for seen in zip(*by_path, strict=True)]
 
 
 def bytes_per_level(
@@ -101,12 +108,14 @@ def busiest_exits(
 ) -> list[Column]:
     """Return the bytes per call through the exit of the busiest unit below each level.
 
-    Of level 1 that is a host's NIC, of level 2 the trunk of a leaf; 0 where all members lie below.
+    Of level 1 that is a host's NIC, of level 2 the trunk of a leaf, in the direction that carries
+    more; 0 where all members lie below. Level 0 is what a member sends or receives itself, but for
+    a broadcast across a hierarchy, where it is the mean of its unit.
     """
     found = [np.zeros(len(group.degree)) for _ in fabric.levels]
     for phase in phases(op, method, fabric.library, group, size_bytes):
-        for depth, (below, out) in enumerate(
-            zip(members_below(phase.group), phase.out, strict=True)
-        ):
-            found[depth] += np.where(below < phase.group.degree, out, 0.0)
+        spans = zip(members_below(group), members_below(phase.group), phase.out, strict=True)
+        for depth, (members, below, out) in enumerate(spans):
+            alike = members // below  # groups of the phase that share the exit
+            found[depth] += np.where(below < phase.group.degree, alike * out, 0.0)
     return found
