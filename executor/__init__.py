@@ -19,6 +19,12 @@ if TYPE_CHECKING:
         PlanSourceError,
         UnsupportedPlanError,
     )
+    from executor.gradients.overlap import (
+        MissingGradientsError,
+        OverlappedGradients,
+        ddp_bucket_cap_mb,
+        ddp_comm_hook,
+    )
     from executor.job import Job, agree_on_plan, current_job, join, together
     from executor.measure import calibration_run, run_probes, timed_step
     from executor.nccl import NcclSettings, group_options, nccl_settings
@@ -33,8 +39,10 @@ __all__ = [
     "Job",
     "LeftOut",
     "LostPeerError",
+    "MissingGradientsError",
     "NcclSettings",
     "Observer",
+    "OverlappedGradients",
     "PlanMismatchError",
     "PlanSourceError",
     "StepResult",
@@ -46,6 +54,8 @@ __all__ = [
     "check_model",
     "check_plan",
     "current_job",
+    "ddp_bucket_cap_mb",
+    "ddp_comm_hook",
     "group_options",
     "join",
     "load_checkpoint",
@@ -72,6 +82,12 @@ _NAMES_OF = {
         "PlanMismatchError",
         "PlanSourceError",
         "UnsupportedPlanError",
+    ),
+    "gradients.overlap": (
+        "MissingGradientsError",
+        "OverlappedGradients",
+        "ddp_bucket_cap_mb",
+        "ddp_comm_hook",
     ),
     "job": ("Job", "agree_on_plan", "current_job", "join", "together"),
     "measure": ("calibration_run", "run_probes", "timed_step"),

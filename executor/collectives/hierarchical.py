@@ -5,7 +5,9 @@ its unit. Where units hold equally many members, those of one position form a gr
 carries its part; where they do not, the first member of each unit, its *head*, carries all.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -70,8 +72,9 @@ class Hierarchical:
     def all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
         """Reduce ``tensor`` over the group, in place. Each unit sends 2 (U - 1) / U S.
 
-        Even units: reduce_scatter, all_reduce across, all_gather; a size that the unit does not
-        divide is padded in a copy. Else: all_reduce inside, across from head to head, broadcast.
+        Even units: reduce_scatter, all_reduce across, all_gather, of large tensors by pieces, so
+        that the levels work at the same time; a size that the unit does not divide is padded in a
+        copy. Else: all_reduce inside, across from head to head, broadcast.
         """
         require_reducible(tensor, op)
         if self._is_even:
@@ -146,13 +149,46 @@ class Hierarchical:
         unit_size = len(self._units[self._unit])
         padding = -flat.numel() % unit_size
         padded = torch.cat([flat, flat.new_zeros(padding)]) if padding else flat
-        shard = padded.new_empty(padded.numel() // unit_size)
-        self._inside.reduce_scatter(shard, padded, _summed(op))
-        self._across.all_reduce(shard, _summed(op))
-        average(shard, op, self._size)
-        self._inside.all_gather(padded, shard)
+        room = _PIECE_BYTES // flat.element_size() // unit_size * unit_size
+        pieces = torch.split(padded, max(room, unit_size))
+        if len(pieces) == 1:
+            shard = self._shard_of(padded, op)
+            self._cross(shard, op)
+            self._inside.all_gather(padded, shard)
+        else:
+            self._all_reduce_in_line(pieces, op)
         if padding:
             flat.copy_(padded[: flat.numel()])
+
+    def _all_reduce_in_line(self, pieces: Sequence[torch.Tensor], op: Op) -> None:
+        """Have a piece cross while the one behind it is reduced inside, and the one before spread.
+
+        Only the second thread calls ``across`` meanwhile, and only this one ``inside``, all members
+        in the same order.
+        """
+        with ThreadPoolExecutor(max_workers=1) as second:
+            before: tuple[torch.Tensor, torch.Tensor, Future[None]] | None = None
+            for piece in pieces:
+                shard = self._shard_of(piece, op)
+                crossing = second.submit(self._cross, shard, op)
+                if before is not None:
+                    self._spread(*before)
+                before = piece, shard, crossing
+            assert before is not None, "there are pieces"
+            self._spread(*before)
+
+    def _shard_of(self, piece: torch.Tensor, op: Op) -> torch.Tensor:
+        shard = piece.new_empty(piece.numel() // len(self._units[self._unit]))
+        self._inside.reduce_scatter(shard, piece, _summed(op))
+        return shard
+
+    def _cross(self, shard: torch.Tensor, op: Op) -> None:
+        self._across.all_reduce(shard, _summed(op))
+        average(shard, op, self._size)
+
+    def _spread(self, piece: torch.Tensor, shard: torch.Tensor, crossing: Future[None]) -> None:
+        crossing.result()
+        self._inside.all_gather(piece, shard)
 
     @property
     def _largest(self) -> int:

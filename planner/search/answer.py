@@ -47,6 +47,7 @@ from planner.plan import (
 from planner.request import Constraints
 from planner.search.explain import why_slower
 from planner.search.rank import Ranking, rank
+from planner.topology.fabric import Level
 
 __all__ = ["answer"]
 
@@ -67,10 +68,11 @@ def answer(
     best = ranking.candidates.take(np.array([0]))
     ops = timed_ops(problem, best)
     layout = best.layout(0)
+    collectives = tuple(_collectives(problem, best, ops))
     return {
         "model": _model(problem.model),
         "layout": layout,
-        "ranks": _ranks(problem, best),
+        "ranks": _ranks(problem, best, collectives),
         "batch": BatchSplit(
             micro_batch_size=int(best.micro_batch_size[0]),
             num_micro_batches=int(best.num_micro_batches[0]),
@@ -78,7 +80,7 @@ def answer(
         "pipeline": _pipeline(problem, best),
         "sharding": _sharding(problem, best),
         "recompute": RECOMPUTE_MODES[int(best.recompute[0])],
-        "collectives": tuple(_collectives(problem, best, ops)),
+        "collectives": collectives,
         "prediction": _prediction(problem, ranking.priced, *interval),
         "memory": tuple(_memory(problem, best)),
         "ops": tuple(
@@ -95,18 +97,25 @@ def answer(
     }
 
 
-def _ranks(problem: Problem, best: Candidates) -> RankRule:
-    innermost, world_size = problem.fabric.levels[0], best.layout(0).world_size
-    units = None
-    if innermost.unit_sizes is not None:
-        ends = np.cumsum(innermost.unit_sizes).tolist()
-        units = tuple(tuple(range(a, b)) for a, b in zip([0, *ends[:-1]], ends, strict=True))
+def _ranks(
+    problem: Problem, best: Candidates, collectives: tuple[CollectiveChoice, ...]
+) -> RankRule:
+    levels, world_size = problem.fabric.levels, best.layout(0).world_size
+    methods = {method.algorithm for choice in collectives for method in choice.methods()}
     return RankRule(
         order=RANK_ORDERS[int(best.order[0])],
         ranks_per_node=min(problem.fabric.gpus_per_node, world_size),
-        ranks_per_unit=min(innermost.unit_size, world_size),
-        units=units,
+        ranks_per_unit=min(levels[0].unit_size, world_size),
+        units=None if levels[0].unit_sizes is None else _units(levels[0], world_size),
+        outer_units=_units(levels[1], world_size) if "three_level" in methods else None,
     )
+
+
+def _units(level: Level, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each unit of a level."""
+    sizes = level.unit_sizes or (level.unit_size,) * -(-world_size // level.unit_size)
+    ends = np.minimum(np.cumsum(sizes), world_size).tolist()
+    return tuple(tuple(range(a, b)) for a, b in zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _crossings(problem: Problem, best: Candidates, ops: list[Exposed]) -> Iterator[Crossing]:
