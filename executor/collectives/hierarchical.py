@@ -18,6 +18,10 @@ from executor.mesh import RankGroup, SplitGroup
 
 __all__ = ["Hierarchical", "LevelCollectives"]
 
+# Large enough that what a piece costs beside its bytes is small: with 2 x 4 ranks at 400 Mbit/s on
+# two busy cores, 6.5 MB took 0.64 s / 4 by 1 or 2 MiB, 0.78 s / 4 by half, 0.74 s / 4 in one piece.
+_PIECE_BYTES: Final = 2**20
+
 
 class LevelCollectives(Protocol):
     """What a level needs of the levels that it is made of (``protocol.Collectives``)."""
