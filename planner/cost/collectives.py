@@ -253,28 +253,28 @@ def thresholds(
 ) -> tuple[SizeThreshold, ...]:
     """Return the best method by message size for one group (one row).
 
-    Sizes are powers of two from 1 KiB; between two that differ the break is found by bisection, to
-    one byte. The last threshold is open.
+    Sizes are powers of two from 1 KiB; between two that differ the breaks are found by bisection,
+    to one byte. The last threshold is open.
     """
 
-    def best(sizes: Column) -> Column:
+    def best(*sizes: float) -> Column:
         wide = group.repeat(len(sizes))
-        return choose(op, fabric, wide, sizes, methods).index
+        return choose(op, fabric, wide, np.array(sizes, dtype=float), methods).index
 
     def threshold(up_to_bytes: int | None, index: int) -> SizeThreshold:
         algorithm, path = methods[index]
         return SizeThreshold(up_to_bytes=up_to_bytes, algorithm=algorithm, path=path)
 
-    sizes = 2.0 ** np.arange(10, int(largest_bytes).bit_length())
-    chosen = best(sizes)
+    sizes = [1 << power for power in range(10, largest_bytes.bit_length())]
+    chosen = best(*sizes).tolist()
     closed: list[SizeThreshold] = []
     for at in np.flatnonzero(np.diff(chosen)):
-        low, high = int(sizes[at]), int(sizes[at + 1])
-        while high - low > 1:
-            middle = (low + high) // 2
-            if best(np.array([float(middle)]))[0] == chosen[at]:
-                low = middle
-            else:
-                high = middle
-        closed.append(threshold(low, int(chosen[at])))
-    return (*closed, threshold(None, int(chosen[-1])))
+        low, current = sizes[at], chosen[at]
+        while current != chosen[at + 1]:  # a third method may be the best for less than an octave
+            high = sizes[at + 1]
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if best(middle)[0] == current else (low, middle)
+            closed.append(threshold(low, current))
+            low, current = high, int(best(high)[0])
+    return (*closed, threshold(None, chosen[-1]))
