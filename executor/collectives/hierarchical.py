@@ -18,8 +18,8 @@ from executor.mesh import RankGroup, SplitGroup
 
 __all__ = ["Hierarchical", "LevelCollectives"]
 
-# Large enough that what a piece costs beside its bytes is small: with 2 x 4 ranks at 400 Mbit/s on
-# two busy cores, 6.5 MB took 0.64 s / 4 by 1 or 2 MiB, 0.78 s / 4 by half, 0.74 s / 4 in one piece.
+# What a piece costs beside its bytes shows below this: on 2 hosts of 4 ranks, 400 Mbit/s and two
+# busy cores, four buckets of 6.5 MB took 0.64 s by 1 or 2 MiB, 0.78 s by half a MiB, 0.74 s whole.
 _PIECE_BYTES: Final = 2**20
 
 

@@ -5,11 +5,11 @@ which is about the order in which backward reaches them. As soon as a bucket is 
 background thread reduces it; computing goes on meanwhile, as torch and gloo release the GIL.
 
 The thread takes buckets one by one, in an order that is the same on all ranks whatever order
-gradients become ready in: a bucket waits for those before it. So two buckets never share the
-network, and what a small message costs is paid once per bucket; in return ranks cannot wait for
-each other in a circle, and one group of ranks is enough.
+gradients become ready in: a bucket waits for those before it. So ranks cannot wait for each other
+in a circle, and one group of ranks is enough. Given several functions that reduce, each gets a
+thread and buckets take turns: while one bucket is summed inside the hosts, another may cross.
 
-That group is the thread's from the first synchronised backward of a step to its end. Give it a
+A group is its thread's from the first synchronised backward of a step to its end. Give it a
 process group that nothing else uses: calls of two threads on one group may be matched with the
 wrong calls of another rank, and sum up the wrong data without an error.
 
@@ -107,6 +107,11 @@ class _ReductionThread:
         reduced: Future[torch.Tensor] = Future()
         self._jobs.put((tensor, reduced))
         return reduced
+
+
+def _threads(reduce: Reduce | Sequence[Reduce], divide_by: float) -> list[_ReductionThread]:
+    reduces = [reduce] if callable(reduce) else reduce
+    return [_ReductionThread(one, divide_by) for one in reduces]
 
 
 def _serve(jobs: _Jobs, reduce: Reduce, divide_by: float) -> None:
@@ -229,7 +234,7 @@ class OverlappedGradients:
     def __init__(
         self,
         named_parameters: Iterable[_Named],
-        reduce: Reduce,
+        reduce: Reduce | Sequence[Reduce],
         *,
         bucket_bytes: int,
         divide_by: float,
@@ -241,7 +246,8 @@ class OverlappedGradients:
             named_parameters: As ``module.named_parameters()``, in the same order on all ranks.
                 Tied ones count once, those that need no gradient not at all.
             reduce: Sums a flat contiguous tensor over the ranks in place: a communicator's
-                ``all_reduce``, or that of any implementation of collectives.
+                ``all_reduce``, or that of any implementation of collectives. Of several, each gets
+                a thread, and the buckets take turns.
             bucket_bytes: A bucket is closed once it holds as much.
             divide_by: The number of ranks, for their average; 1 for the sum.
             unused: What it is if backward does not reach a parameter: an error on all ranks, or a
@@ -270,7 +276,7 @@ class OverlappedGradients:
         self._unused = unused
         self._synchronises = True
         self._started: list[Future[torch.Tensor]] = []
-        self._thread = _ReductionThread(reduce, divide_by)
+        self._threads = _threads(reduce, divide_by)
         # torch hides these hooks from the garbage collector: with more than a weak reference,
         # neither this object nor the parameters would ever be freed.
         owner = weakref.ref(self)
@@ -328,7 +334,8 @@ class OverlappedGradients:
     def close(self) -> None:
         """Stop watching the parameters, which keep their gradients, and end the thread."""
         self._stop_watching()
-        self._thread.close()
+        for thread in self._threads:
+            thread.close()
 
     def _accumulated(self, bucket: _Bucket, gradient: _Gradient) -> None:
         if gradient.is_final:
@@ -351,7 +358,8 @@ class OverlappedGradients:
         return self._buckets[len(self._started)]
 
     def _start_next(self) -> None:
-        self._started.append(self._thread.submit(self._next.complete()))
+        thread = self._threads[len(self._started) % len(self._threads)]
+        self._started.append(thread.submit(self._next.complete()))
 
 
 def _tell(
@@ -367,7 +375,7 @@ def _remove(hooks: Sequence[RemovableHandle]) -> None:
         hook.remove()
 
 
-def ddp_comm_hook(reduce: Reduce, *, divide_by: float) -> DdpHook:
+def ddp_comm_hook(reduce: Reduce | Sequence[Reduce], *, divide_by: float) -> DdpHook:
     """Return a hook for ``DistributedDataParallel.register_comm_hook(None, hook)``.
 
     DDP makes the buckets (``bucket_cap_mb=ddp_bucket_cap_mb(...)``) and hands them out in the same
@@ -377,15 +385,16 @@ def ddp_comm_hook(reduce: Reduce, *, divide_by: float) -> DdpHook:
 
     Args:
         reduce: Sums a flat contiguous tensor over the ranks in place, on a group that DDP does not
-            use (it broadcasts buffers and the order of its buckets on its own).
+            use (it broadcasts buffers and the order of its buckets on its own); or several that do
+            so, each on groups of its own.
         divide_by: The number of ranks.
     """
-    thread = _ReductionThread(reduce, divide_by)
+    threads = _threads(reduce, divide_by)
     at_end_of_backward = Variable._execution_engine.queue_callback
 
     def hook(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
         buffer = bucket.buffer()
-        reduced = thread.submit(buffer)
+        reduced = threads[bucket.index() % len(threads)].submit(buffer)
         # DDP cannot read an error from a future. It gets the buffer in any case, ends its backward
         # in a callback of its own, and the error is raised by one that is queued behind that.
         at_end_of_backward(lambda: at_end_of_backward(lambda: _raise_from(reduced)))

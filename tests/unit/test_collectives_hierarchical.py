@@ -1,5 +1,6 @@
 """Collectives on levels equal those of one level, and send few bytes from unit to unit."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -9,11 +10,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore  # public without their types
 
+from executor.collectives import hierarchical
 from executor.collectives.all_to_all import TwoLevelAllToAll
 from executor.collectives.direct import Direct
 from executor.collectives.hierarchical import Hierarchical
+from executor.collectives.protocol import Op
 from executor.collectives.ring import Ring
-from executor.mesh import RankGroup
+from executor.mesh import RankGroup, SplitGroup
 from tests.unit.collective_checks import check_op
 from tests.unit.gloo_ranks import Sent, on_ranks, split_by_units
 
@@ -110,6 +113,54 @@ def test_each_unit_sends_what_a_ring_of_units_does(units: Units) -> None:
 
     expected = 2 * (num_units - 1) * size_bytes // num_units
     assert by_unit(units, sent_across(units, all_reduce)) == [expected] * num_units
+
+
+@pytest.mark.parametrize("units", [EVEN, INTERLEAVED], ids=str)
+def test_pieces_sum_up_and_send_what_the_whole_does(
+    units: Units, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_reduce(made: Hierarchical, member: int) -> None:
+        made.all_reduce(torch.ones(72).double(), SUM)
+
+    whole = sent_across(units, all_reduce)
+    monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 12 * 8)
+    assert sent_across(units, all_reduce) == whole
+    for numel, reduce_op in ((72, AVG), (67, SUM), (25, MAX)):
+        make = two_levels(units)
+        check_op(make, "all_reduce", count(units), numel, torch.float32, reduce_op, units)
+
+
+class Meeting:
+    """A level whose second piece is reduced inside only while the first one is on its way."""
+
+    def __init__(self) -> None:
+        self.num_inside = 0
+        self.is_behind = threading.Event()
+
+    def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor, op: Op) -> None:
+        self.num_inside += 1
+        if self.num_inside == 2:
+            self.is_behind.set()
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        assert self.is_behind.wait(10.0), "the second piece waits for the first to have crossed"
+
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
+        pass
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        pass
+
+
+def test_a_piece_is_reduced_inside_while_the_one_before_it_crosses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 8)
+    level = Meeting()
+    whole = RankGroup((0, 1, 2, 3), 0, None, ((0, 1), (2, 3)))
+    split = SplitGroup(RankGroup((0, 1), 0, None), RankGroup((0, 2), 0, None), is_even=True)
+    Hierarchical(level, level, split, whole).all_reduce(torch.ones(4), SUM)
+    assert level.num_inside == 2
 
 
 @pytest.mark.parametrize("units", [EVEN, INTERLEAVED, UNEVEN], ids=str)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=set_to_none)
     return [p.detach() for p in model.parameters()]
+
+
+def test_buckets_take_turns_among_several_reductions_which_run_at_once() -> None:
+    both_run = threading.Barrier(2)
+    seen: list[list[int]] = [[], []]
+
+    def reduce(turn: int, tensor: torch.Tensor) -> None:
+        both_run.wait(WITHIN_S)
+        seen[turn].append(tensor.numel())
+
+    model = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (4, 3, 2, 1)))
+    gradients = OverlappedGradients(
+        model.named_parameters(),
+        [partial(reduce, 0), partial(reduce, 1)],
+        bucket_bytes=1,
+        divide_by=1,
+    )
+    sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+    gradients.wait()
+    assert seen == [[2, 4], [3, 5]]  # reversed, a flag behind each
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
