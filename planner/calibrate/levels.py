@@ -32,9 +32,10 @@ __all__ = ["WORST_RESIDUAL", "Transfer", "check_range", "fit_calls", "fit_levels
 WORST_RESIDUAL: Final = 1.0
 # A measured call is trusted to 5 %, a prior to a factor of e: the ratio weighs them.
 _PRIOR_WEIGHT: Final = 0.05
-# Where a prior has none: the logarithm of nothing is no place to start.
-_LEAST_ALPHA_S: Final = 1e-9
-_FAR_SLOWER: Final = 10.0
+# Of the quickest call: a hop, where the prior has no latency, whose logarithm is no place to start.
+_SHARE_OF_A_HOP: Final = 0.1
+# Enough to make any level the slowest.
+_FAR_SLOWER: Final = 1000.0
 # Relative errors beyond this count linearly: a disturbed call is no physics.
 _ROBUST_ABOVE: Final = 0.1
 
@@ -116,11 +117,9 @@ def _fit(
     points = [sum(_uses(t.group, depth) for t in transfers) for depth in range(len(prior))]
     used = [depth for depth, count in enumerate(points) if count]
     measured_s = np.array([transfer.seconds for transfer in transfers])
+    hop_s = float(measured_s.min()) * _SHARE_OF_A_HOP
     start = np.log(
-        [
-            (max(prior[depth].alpha_s, _LEAST_ALPHA_S), achieved_bytes_per_s(prior[depth]))
-            for depth in used
-        ]
+        [(prior[depth].alpha_s or hop_s, achieved_bytes_per_s(prior[depth])) for depth in used]
     ).ravel()
 
     def levels_at(logs: Column) -> Levels:
