@@ -6,20 +6,20 @@ them inside one of the level below (``b = m[i-1]``, 1 at the bottom; ``m[-1] = n
 nccl-tests' size: the buffer on one rank for all_reduce, all_to_all, broadcast and send_recv, the
 whole tensor of all_gather, reduce_scatter, gather and scatter.
 
-==================  ===============================  ===========================================
+==================  ===============================  ============================================
 algorithm           hops on level i                  bytes out of a unit of b members
-==================  ===============================  ===========================================
+==================  ===============================  ============================================
 ring, one pass      n/b - n/m                        S (n-1)/n
 ring, broadcast     n/b - n/m                        S, after the pieces that fill the chain
 halving_doubling    log2(m/b) a pass                 S (1 - b/n) a pass
 tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      2 S; executor: ``_double_tree``
 tree, broadcast     log2(m/b); executor: as above    S b log2(n/b); executor: S to 2 S
-direct              1, n-1 messages at once          S b (n-b)/n of all_to_all, of others S (n-b)/n
+direct              1, n-1 messages at once          S b (n-b)/n a pass; gather, scatter: S (n-b)/n
 pairwise            m - b                            S b (n-b)/n
 copy_engine         one barrier a pass               S (n-1)/n a pass, in memory
 hierarchical        of its parts                     inside S, across S/m[0] by every member
 point_to_point      1                                S
-==================  ===============================  ===========================================
+==================  ===============================  ============================================
 
 An all_reduce is two passes. The root of a broadcast, gather or scatter is the first member. Across
 a hierarchy a broadcast goes by one member of each unit, which has all of the exit to itself: as
@@ -57,7 +57,8 @@ class Phase:
             different levels too, unless they are ``at_once``.
         sent: Per level, bytes that a member sends to others in the same unit of it but no lower
             one; mean over the group, shape [rows].
-        out: Per level, bytes through the exit of the busiest unit of the level below.
+        out: Per level, bytes of one such group through the exit of the busiest unit of the level
+            below.
         efficiency: Part of the levels' rates that it reaches.
         issued: Messages that a member posts at once, beside the hops.
         fill: Per level, bytes that pass before the exits are busy.
