@@ -233,7 +233,7 @@ def lies(draw: st.DrawFn, library: Library = "gloo") -> tuple[Fabric, tuple[int,
 
 
 @pytest.mark.parametrize("library", ["gloo", "nccl"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_bytes_on_levels_are_those_of_who_sends_to_whom(
     library: Library, data: st.DataObject
