@@ -40,14 +40,14 @@ __all__ = ["CallKey", "Recorder", "tensor_bytes"]
 
 # What a library runs whatever it is asked for. gloo's all_reduce is a ring unless told otherwise
 # (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it; torch
-# makes a reduce_scatter of it. Its broadcast is a binomial tree, its all_to_all goes to the ranks
-# after this one in turn, and all others talk to the root.
+# makes a reduce_scatter of it. Its broadcast is a binomial tree, its all_to_all posts all messages
+# at once, and all others talk to the root.
 _LIBRARY_ALGORITHMS: Final[dict[str, dict[Collective, Algorithm]]] = {
     "gloo": {
         "all_reduce": "ring",
         "all_gather": "ring",
         "reduce_scatter": "ring",
-        "all_to_all": "pairwise",
+        "all_to_all": "direct",
         "broadcast": "tree",
         "gather": "direct",
         "scatter": "direct",

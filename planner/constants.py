@@ -11,7 +11,6 @@ __all__ = [
     "ACHIEVED_FRACTION",
     "ATTENTION_BACKWARD_FLOP_RATIO",
     "CALIBRATED_SPREAD",
-    "CHAIN_PIECE_BYTES",
     "COLLECTIVE_LAUNCH_S",
     "COMMUNICATOR_BYTES",
     "CONTEXT_BYTES",
@@ -128,7 +127,6 @@ PATH_RATE: Final[dict[str, Constant]] = {
     "executor": Constant(1.0, "1", "collective", 0.3, "PLACEHOLDER"),
     "shm": Constant(2.5, "1", "collective", 0.3, "PLACEHOLDER"),
 }
-CHAIN_PIECE_BYTES: Final = Constant(65536, "bytes", "broadcast ring", 0.0, "PLACEHOLDER")
 # While a kernel-driven collective runs beside compute it holds SMs.
 OVERLAP_SLOWDOWN: Final = Constant(
     0.15, "1", "compute beside a collective", 0.5, "assumed: about 20 of 132 SMs held by NCCL"

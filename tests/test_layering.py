@@ -21,7 +21,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
     frozenset(floor.split())
     for floor in (
         "errors units constants",
-        "plan routing documents",
+        "plan routing segments documents",
         "hardware",
         "topology model",
         "request",
@@ -47,7 +47,7 @@ FORBIDDEN = {
     "executor": {"api", "fastapi", "sqlalchemy"},
 }
 # The planner's pure leaves: all that a training job needs of it.
-LEAVES = {"plan", "errors", "units", "pipeline", "routing"}
+LEAVES = {"plan", "errors", "units", "pipeline", "routing", "segments"}
 
 
 class Import(NamedTuple):

@@ -7,7 +7,7 @@ carries its part; where they do not, the first member of each unit, its *head*, 
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,9 @@ import torch.distributed as dist
 from executor.collectives.protocol import Op
 from executor.collectives.reduction import average, require_reducible
 from executor.mesh import RankGroup, SplitGroup
+from planner.segments import hierarchy_pieces
 
 __all__ = ["Hierarchical", "LevelCollectives"]
-
-# What a piece costs beside its bytes shows below this: on 2 hosts of 4 ranks, 400 Mbit/s and two
-# busy cores, four buckets of 6.5 MB took 0.64 s by 1 or 2 MiB, 0.78 s by half a MiB, 0.74 s whole.
-_PIECE_BYTES: Final = 2**20
 
 
 class LevelCollectives(Protocol):
@@ -153,8 +150,8 @@ class Hierarchical:
         unit_size = len(self._units[self._unit])
         padding = -flat.numel() % unit_size
         padded = torch.cat([flat, flat.new_zeros(padding)]) if padding else flat
-        room = _PIECE_BYTES // flat.element_size() // unit_size * unit_size
-        pieces = torch.split(padded, max(room, unit_size))
+        per_piece = -(-padded.numel() // int(hierarchy_pieces(padded.nbytes)))
+        pieces = torch.split(padded, max(1, -(-per_piece // unit_size)) * unit_size)
         if len(pieces) == 1:
             shard = self._shard_of(padded, op)
             self._cross(shard, op)

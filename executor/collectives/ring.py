@@ -9,7 +9,6 @@ each sends 2(n-1)/n S in an all_reduce, and half of that in an all_gather or a r
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
-from math import isqrt
 from typing import Final
 
 import torch
@@ -19,6 +18,7 @@ from executor.collectives.messages import Messages, wait
 from executor.collectives.protocol import Op
 from executor.collectives.reduction import accumulate, average, require_reducible
 from executor.mesh import RankGroup
+from planner.segments import chain_segments
 
 __all__ = ["Ring"]
 
@@ -26,9 +26,6 @@ __all__ = ["Ring"]
 # are posted at once and no sender waits for one: of four processes on two cores, an all_reduce of
 # 1 KiB took a third of the time.
 _SCRATCH_BYTES: Final = 1 << 24
-
-# What a link carries while one message starts: on loopback 18 us at 1 MiB in 277 us.
-_START_BYTES: Final = 1 << 16
 
 
 class Ring:
@@ -101,15 +98,11 @@ class Ring:
     def broadcast(self, tensor: torch.Tensor, root: int) -> None:
         """Fill ``tensor`` with that of ``root``: a chain along the circle, in segments.
 
-        k segments take (k + n - 2) (start + S/k), in bytes that a link could have carried; that is
-        least where k = sqrt(S (n - 2) / start).
+        Every link carries S; see ``planner.segments``.
         """
         distance = (self._position - self._circle.index(root)) % self._size
         flat = tensor.view(-1)
-        num_bytes = flat.numel() * flat.element_size()
-        segments = flat.tensor_split(
-            max(1, isqrt(num_bytes * max(self._size - 2, 0) // _START_BYTES))
-        )
+        segments = flat.tensor_split(int(chain_segments(flat.nbytes, self._size)))
         receives = [self._messages.receive(s, self._before) for s in segments if distance]
         sends = []
         for i, segment in enumerate(segments):

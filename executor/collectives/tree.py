@@ -13,11 +13,9 @@ binomial tree is less deep, by half at most, but its root sends S log2(n); here 
 neighbour it has in a tree, and S enters every unit once.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -26,16 +24,11 @@ from executor.collectives.messages import Messages, wait
 from executor.collectives.protocol import Op
 from executor.collectives.reduction import accumulate, average, require_reducible
 from executor.mesh import RankGroup
+from planner.segments import tree_segments
 
 __all__ = ["Tree", "double_binary_tree"]
 
 _Parents = Mapping[int, int | None]  # of every member; None for the root
-
-# Bytes that travel in the time which one more message costs: alpha / beta. It decides the number of
-# segments by its root only. On gloo between four emulated hosts at 200 Mbit/s, an all_reduce of
-# 4 MiB takes as long with a quarter of it, 1.2 times as long with four times as much, and 1.6 times
-# as long in one segment; over loopback, where two cores are the limit, segments gain nothing.
-_MESSAGE_COST_BYTES: Final = 64 * 1024
 
 
 class Tree:
@@ -144,15 +137,9 @@ def _hung_at(tree: _Parents, root: int) -> _Parents:
 
 
 def _segments(half: torch.Tensor, height: int) -> tuple[torch.Tensor, ...]:
-    """Return the segments of [numel] that travel one behind the other, all alike but the last.
-
-    K segments of B bytes through ``2 * height`` edges, up and down, take ``K + 2 * height - 1``
-    times the time of one, ``alpha + beta * B / K``: least at ``K**2 = (2 * height - 1) * B *
-    beta / alpha``.
-    """
-    half_bytes = half.numel() * half.element_size()
-    count = math.isqrt((2 * height - 1) * half_bytes // _MESSAGE_COST_BYTES) if height else 1
-    return torch.split(half, max(1, -(-half.numel() // max(1, count))))
+    """Return the segments of [numel] that travel one behind the other, all alike but the last."""
+    count = int(tree_segments(half.nbytes, height))
+    return torch.split(half, max(1, -(-half.numel() // count)))
 
 
 @dataclass(frozen=True, slots=True)

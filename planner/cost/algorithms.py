@@ -29,16 +29,17 @@ data (gloo/broadcast.cc). Ring and tree latencies follow NCCL's own model (src/g
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from planner.constants import CHAIN_PIECE_BYTES, TREE_EFFICIENCY
+from planner.constants import TREE_EFFICIENCY
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import CallPath, Collective, Method
+from planner.segments import chain_segments, hierarchy_pieces, tree_segments
 from planner.topology.document import Library
 
 __all__ = ["PASSES", "Phase", "is_possible", "members_below", "phases", "runs_as"]
@@ -62,6 +63,8 @@ class Phase:
         efficiency: Part of the levels' rates that it reaches.
         issued: Messages that a member posts at once, beside the hops.
         fill: Per level, bytes that pass before the exits are busy.
+        crosses: It is the part of a hierarchy that leaves the innermost units.
+        pieces: In which it goes, while phases that do not cross, or do, have other pieces.
         at_once: All messages are posted together; the slowest decides.
         is_direct: Every member sends for itself, rather than along rings or trees.
         is_pair: Only two members talk, over what one member has of an exit.
@@ -74,6 +77,8 @@ class Phase:
     efficiency: float = 1.0
     issued: Column | float = 0.0
     fill: Sequence[Column] | None = None
+    crosses: bool = False
+    pieces: Column | float = 1.0
     at_once: bool = False
     is_direct: bool = False
     is_pair: bool = False
@@ -164,7 +169,7 @@ def _ring(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
 
 def _chain(group: Group, size_bytes: Column) -> list[Phase]:
     """From the root to the last member, in pieces that are passed on as they come."""
-    piece = np.minimum(size_bytes, CHAIN_PIECE_BYTES.value)
+    piece = size_bytes / chain_segments(size_bytes, group.degree)
     steps = _steps(group)
     return [
         Phase(
@@ -208,12 +213,14 @@ def _double_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase
     edges = [2 * (n / b - 1) + np.where((chain < b) & (b < n), n / b, 0) for b in (*below, n)]
     ways = 2 if op == "all_reduce" else 1
     leaving = [_tree_exit(ways, n, chain, b) for b in below]
+    piece = size_bytes / 2 / tree_segments(size_bytes / 2, sum(height, np.zeros(len(n))))
     return [
         Phase(
             group,
             hops=[ways * steps for steps in height],
             sent=[ways * size_bytes / 2 * (inner - outer) / n for inner, outer in pairwise(edges)],
             out=[size_bytes / 2 * count for count in leaving],
+            fill=[piece * np.maximum(ways * steps - 1, 0) for steps in height],
         )
     ]
 
@@ -345,7 +352,8 @@ def _hierarchical(
 ) -> list[Phase]:
     """Inside the innermost units all of S, across them the shard of each member.
 
-    With ``depth`` 1 what goes across is a hierarchy on the next level again.
+    With ``depth`` 1 what goes across is a hierarchy on the next level again. A large all_reduce
+    goes in pieces, of which one crosses while others are inside.
     """
     if op == "all_to_all":
         return _two_level_exchange(group, size_bytes)
@@ -355,12 +363,19 @@ def _hierarchical(
     parts = _PARTS.get(op, (op,))
     found = [phase for part in parts for phase in phases(part, inside, library, inner, size_bytes)]
     shard = size_bytes / inner.degree
-    if not depth:
-        return found + phases(op, across, library, outer, shard)
-    middle, top = inner_group(outer, 1), outer_group(outer, 1)
-    for part in parts:
-        found += phases(part, across, library, middle, shard)
-    return found + phases(op, across, library, top, shard / middle.degree)
+    if depth:
+        middle, top = inner_group(outer, 1), outer_group(outer, 1)
+        crossing = [
+            phase for part in parts for phase in phases(part, across, library, middle, shard)
+        ]
+        crossing += phases(op, across, library, top, shard / middle.degree)
+    else:
+        crossing = phases(op, across, library, outer, shard)
+    pieces = hierarchy_pieces(size_bytes) if op == "all_reduce" else 1.0
+    return [
+        *(replace(phase, pieces=pieces) for phase in found),
+        *(replace(phase, pieces=pieces, crosses=True) for phase in crossing),
+    ]
 
 
 def _in_hierarchies(op: Collective, library: Library, path: CallPath) -> Method:

@@ -8,6 +8,9 @@ have no NIC of their own, less for direct, pairwise and point_to_point than for 
     seconds = calls * launch + sum over phases (sum_i hops[i] alpha[i] + issued * issue
                                                 + max_i out[i] / (b B[i]) / efficiency + fill)
 
+Pieces of a hierarchy are on different levels at a time: then the longer side counts, and one piece
+of the other.
+
 A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
 are the level's own, as a library's calls see them; other paths have their own by factors, and an
 operation that was measured on a path has what was measured.
@@ -16,6 +19,7 @@ What the model leaves out: protocol switches (LL, LL128), in-switch reduction, c
 axes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -63,7 +67,7 @@ _LIBRARY: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
         "all_reduce": (Method("ring"),),
         "all_gather": (Method("ring"),),
         "reduce_scatter": (Method("ring"),),
-        "all_to_all": (Method("pairwise"),),
+        "all_to_all": (Method("direct"),),
         "broadcast": (Method("tree"),),
         "gather": (Method("direct"),),
         "scatter": (Method("direct"),),
@@ -184,10 +188,9 @@ def collective_terms(
     """
     levels = levels_for(fabric, op, method.path)
     issue_s = MESSAGE_ISSUE_S[fabric.library].value
-    latency = transfer = np.zeros(len(group.degree))
-    for phase in phases(op, method, fabric.library, group, size_bytes):
-        latency = latency + _latency_s(phase, levels, issue_s)
-        transfer = transfer + _transfer_s(phase, levels)
+    parts = phases(op, method, fabric.library, group, size_bytes)
+    latency = _in_line(parts, [_latency_s(phase, levels, issue_s) for phase in parts])
+    transfer = _in_line(parts, [_transfer_s(phase, levels) for phase in parts])
     several = group.degree > 1
     calls = _CALLS.get(method.algorithm, {"": 1})
     launch = COLLECTIVE_LAUNCH_S[fabric.library].value * calls.get(op, calls[""])
@@ -198,11 +201,26 @@ def collective_terms(
     )
 
 
+def _in_line(parts: Sequence[Phase], seconds: Sequence[Column]) -> Column:
+    """Return the seconds of all parts, of which those that cross and others work side by side.
+
+    The longer of both, and one piece of the other.
+    """
+    nothing = np.zeros(len(parts[0].group.degree))
+    crossing, inside = (
+        sum((s for p, s in zip(parts, seconds, strict=True) if p.crosses is way), nothing)
+        for way in (True, False)
+    )
+    shorter = np.minimum(crossing, inside)
+    return np.asarray(np.maximum(crossing, inside) + shorter / parts[0].pieces)
+
+
 def _latency_s(phase: Phase, levels: tuple[Level, ...], issue_s: float) -> Column:
     hops = np.stack(
         [steps * level.alpha_s for steps, level in zip(phase.hops, levels, strict=True)]
     )
-    return (hops.max(axis=0) if phase.at_once else hops.sum(axis=0)) + phase.issued * issue_s
+    once = hops.max(axis=0) if phase.at_once else hops.sum(axis=0)
+    return (once + phase.issued * issue_s) * phase.pieces
 
 
 def _transfer_s(phase: Phase, levels: tuple[Level, ...]) -> Column:

@@ -127,17 +127,18 @@ def test_an_all_reduce_on_a_ring_is_a_reduce_scatter_and_an_all_gather() -> None
 
 
 def test_hierarchical_on_one_level_is_flat() -> None:
+    """Of what goes in one piece."""
     ops: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
     for op in ops:
-        flat = seconds(op, "ring", 8, 1, 1e8)
-        nested = seconds(op, "hierarchical", 8, 1, 1e8)
+        flat = seconds(op, "ring", 8, 1, 2.5e5)
+        nested = seconds(op, "hierarchical", 8, 1, 2.5e5)
         assert nested.transfer_s[0] == pytest.approx(flat.transfer_s[0])
         assert nested.latency_s[0] == pytest.approx(flat.latency_s[0])
 
 
 def test_hierarchical_sends_the_shard_across_nodes() -> None:
     """2(H-1)/H of S/m over each NIC, against 2(n-1)/n of S over the m NICs of a node."""
-    on, size, hosts, inside = fabric(4096), 1e9, 4, 8
+    on, size, hosts, inside = fabric(4096), 2.5e5, 4, 8
     group = lay_group(on, np.array([hosts * inside]), np.array([1]))
     nested = collective_terms("all_reduce", Method("hierarchical"), on, group, np.array([size]))
     inner = seconds("all_reduce", "ring", inside, 1, size).transfer_s[0]
@@ -281,10 +282,22 @@ def test_a_measured_level_is_taken_at_its_word() -> None:
 
 def test_gloo_emulates_the_scatter_inside_a_hierarchy_too() -> None:
     """all_reduce = scatter (emulated: two passes), across, gather: three passes inside."""
-    flat = fabric(4096, library="gloo")
-    found = seconds("all_reduce", "hierarchical", 32, 1, SIZE, flat).transfer_s[0]
-    inside = 3 * SIZE * 7 / 8 / rate(NVLINK)
-    assert found == pytest.approx(inside + 2 * SIZE / 8 * 3 / 4 / rate(RAIL))
+    flat, size = fabric(4096, library="gloo"), 2.5e5
+    found = seconds("all_reduce", "hierarchical", 32, 1, size, flat).transfer_s[0]
+    inside = 3 * size * 7 / 8 / rate(NVLINK)
+    assert found == pytest.approx(inside + 2 * size / 8 * 3 / 4 / rate(RAIL))
+
+
+def test_pieces_of_a_hierarchy_are_on_both_levels_at_a_time() -> None:
+    """64 MiB go in 16 pieces: the slower level, and one piece of the other."""
+    size, on = 2.0**26, fabric(4096)
+    found = seconds("all_reduce", "hierarchical", 32, 1, size).transfer_s[0]
+    inside = 2 * size * 7 / 8 / rate(NVLINK)
+    across = 2 * size / 8 * 3 / 4 / rate(RAIL)
+    assert found == pytest.approx(max(inside, across) + min(inside, across) / 16)
+    latency = seconds("all_reduce", "hierarchical", 32, 1, size).latency_s[0]
+    hops = sorted((2 * 7 * on.levels[0].alpha_s, 2 * 3 * on.levels[1].alpha_s))
+    assert latency == pytest.approx(16 * hops[1] + hops[0])
 
 
 # ------------------------------------------------------------ meshes, shared NICs, unequal units

@@ -123,7 +123,7 @@ def test_pieces_sum_up_and_send_what_the_whole_does(
         made.all_reduce(torch.ones(72).double(), SUM)
 
     whole = sent_across(units, all_reduce)
-    monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 12 * 8)
+    monkeypatch.setattr(hierarchical, "hierarchy_pieces", lambda _: 6)
     assert sent_across(units, all_reduce) == whole
     for numel, reduce_op in ((72, AVG), (67, SUM), (25, MAX)):
         make = two_levels(units)
@@ -155,7 +155,7 @@ class Meeting:
 def test_a_piece_is_reduced_inside_while_the_one_before_it_crosses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hierarchical, "_PIECE_BYTES", 8)
+    monkeypatch.setattr(hierarchical, "hierarchy_pieces", lambda _: 2)
     level = Meeting()
     whole = RankGroup((0, 1, 2, 3), 0, None, ((0, 1), (2, 3)))
     split = SplitGroup(RankGroup((0, 1), 0, None), RankGroup((0, 2), 0, None), is_even=True)

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.collectives import tree as tree_module
 from executor.collectives.protocol import Op
 from executor.collectives.reduction import REDUCIBLE
 from executor.collectives.tree import Tree, double_binary_tree
 from executor.mesh import RankGroup
+from planner import segments
 from tests.unit.collective_checks import check_op
 from tests.unit.gloo_ranks import Sent, on_ranks
 
@@ -46,7 +46,7 @@ def depth(parents: Mapping[int, int | None], member: int) -> int:
 def small_segments() -> Iterator[None]:
     """Cut small tensors into many segments."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_module, "_MESSAGE_COST_BYTES", 512)
+        patch.setattr(segments, "_MESSAGE_COST_BYTES", 512)
         yield
 
 
