@@ -47,6 +47,10 @@ _AXIS: Final[Axis] = "dp_cp"
 _ELEMENT: Final = torch.float32
 # A first call that opens connections and touches memory counts for little beyond this.
 _WARM_UP_BELOW_S: Final = 1.0
+# A sample is the mean of calls that take about as long together: whoever gets a core first decides
+# about a call of a millisecond.
+_SAMPLE_S: Final = 0.05
+_MOST_CALLS: Final = 20
 _TIMEOUT_S: Final = 600.0
 
 
@@ -61,7 +65,8 @@ class Call:
         algorithm: Of the method that ran.
         path: Of the method that ran.
         size_bytes: nccl-tests' S.
-        seconds: Of each call, from the last rank's start to the last rank's end.
+        seconds: Samples, each the mean of some calls; of a call from the last rank's start to the
+            last rank's end.
         link_bytes: Per call, over the busier direction of the busiest link of a host, and of a
             leaf; empty on one host.
     """
@@ -124,7 +129,7 @@ def measure(
         lab: Running.
         document: Its topology.
         sizes_bytes: Ascending; rounded to whole elements per rank.
-        repeats: Timed calls of each.
+        repeats: Samples of each.
         ops: Operations.
     """
     problem = problem_of(document)
@@ -133,11 +138,10 @@ def measure(
     lab.run("benchmarks.lab.calls:prepare", {"plan": plan.model_dump_json()})
     for op in ops:
         for method in methods[op]:
-            last_s = 0.0
+            expected_s = 0.0
             for size_bytes in sizes_bytes:
-                warm_up = last_s < _WARM_UP_BELOW_S
-                call = _measured(lab, document, op, method, size_bytes, repeats, warm_up)
-                last_s = call.median_s * 4
+                call = _measured(lab, document, op, method, size_bytes, repeats, expected_s)
+                expected_s = call.median_s
                 yield call
 
 
@@ -148,8 +152,11 @@ def _measured(
     method: Method,
     size_bytes: int,
     repeats: int,
-    warm_up: bool,
+    expected_s: float,
 ) -> Call:
+    together = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_S / (expected_s or _SAMPLE_S / 10))))
+    warm_up = expected_s < _WARM_UP_BELOW_S
+    num_calls = repeats * together + warm_up
     with lab.counting() as crossed:
         results = lab.run(
             "benchmarks.lab.calls:run",
@@ -157,7 +164,7 @@ def _measured(
                 "op": op,
                 "method": tuple(method),
                 "size_bytes": size_bytes,
-                "num_calls": repeats + warm_up,
+                "num_calls": num_calls,
             },
             timeout_s=_TIMEOUT_S,
         )
@@ -166,6 +173,7 @@ def _measured(
         :, warm_up:
     ]  # [ranks, calls, (start, end)]
     seconds = times[:, :, 1].max(axis=0) - times[:, :, 0].max(axis=0)
+    samples = seconds.reshape(repeats, together).mean(axis=1)
     return Call(
         shape=document.name,
         order=lab.cluster.order,
@@ -173,8 +181,8 @@ def _measured(
         algorithm=ran[0],
         path=ran[1],
         size_bytes=actual_bytes,
-        seconds=tuple(seconds.tolist()),
-        link_bytes=_busiest(lab.cluster, crossed, repeats + warm_up),
+        seconds=tuple(samples.tolist()),
+        link_bytes=_busiest(lab.cluster, crossed, num_calls),
     )
 
 
