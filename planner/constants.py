@@ -116,7 +116,14 @@ TREE_EFFICIENCY: Final = Constant(0.92, "1", "all_reduce tree", 0.05, f"{_NCCL},
 _ISSUE = Constant(1e-6, "s", "direct", 0.5, "assumed: one more message of a grouped send")
 MESSAGE_ISSUE_S: Final[dict[str, Constant]] = {
     **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _ISSUE),
-    "gloo": Constant(100e-6, "s", "direct", 0.5, "PLACEHOLDER"),
+    "gloo": Constant(
+        50e-6,
+        "s",
+        "direct",
+        0.5,
+        "of 10, 50, 100 and 200 us the one that leaves least of latencies on 2 hosts of 4 ranks "
+        "(benchmarks/collective_choice.py)",
+    ),
 }
 # Latency of a hop, and rate over loopback, of other paths over those of the library's calls.
 PATH_ALPHA: Final[dict[str, Constant]] = {

@@ -45,12 +45,12 @@ OPS: Final[tuple[Collective, ...]] = (
 # Of all ranks: data parallelism without context parallelism.
 _AXIS: Final[Axis] = "dp_cp"
 _ELEMENT: Final = torch.float32
-# A first call that opens connections and touches memory counts for little beyond this.
-_WARM_UP_BELOW_S: Final = 1.0
-# A sample is the mean of calls that take about as long together: whoever gets a core first decides
-# about a call of a millisecond.
-_SAMPLE_S: Final = 0.05
-_MOST_CALLS: Final = 20
+# A first call opens connections and touches memory, which counts for little beyond this.
+_COUNTS_AT_ONCE_S: Final = 1.0
+# A sample is the median of calls that take about as long together: whoever gets a core first
+# decides about a call of a millisecond.
+_SAMPLE_S: Final = 0.03
+_MOST_CALLS: Final = 15
 _TIMEOUT_S: Final = 600.0
 
 
@@ -65,9 +65,9 @@ class Call:
         algorithm: Of the method that ran.
         path: Of the method that ran.
         size_bytes: nccl-tests' S.
-        seconds: Samples, each the mean of some calls; of a call from the last rank's start to the
-            last rank's end.
-        link_bytes: Per call, over the busier direction of the busiest link of a host, and of a
+        seconds: Samples, each the median of some calls; a call lasts from the last rank's start to
+            the last rank's end. Methods take turns.
+        link_bytes: Of one call, over the busier direction of the busiest link of a host, and of a
             leaf; empty on one host.
     """
 
@@ -137,62 +137,80 @@ def measure(
     plan = _plan(document, lab.cluster, problem, methods)
     lab.run("benchmarks.lab.calls:prepare", {"plan": plan.model_dump_json()})
     for op in ops:
-        for method in methods[op]:
-            expected_s = 0.0
-            for size_bytes in sizes_bytes:
-                call = _measured(lab, document, op, method, size_bytes, repeats, expected_s)
-                expected_s = call.median_s
-                yield call
+        series = [_Series(lab, document.name, op, method) for method in methods[op]]
+        for size_bytes in sizes_bytes:
+            for one in series:
+                one.start(size_bytes)
+            for number in range(1, repeats + 1):
+                for one in series:
+                    one.sample_until(number)
+            for one in series:
+                yield one.call()
 
 
-def _measured(
-    lab: Lab,
-    document: TopologyDocument,
-    op: Collective,
-    method: Method,
-    size_bytes: int,
-    repeats: int,
-    expected_s: float,
-) -> Call:
-    together = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_S / (expected_s or _SAMPLE_S / 10))))
-    warm_up = expected_s < _WARM_UP_BELOW_S
-    num_calls = repeats * together + warm_up
-    with lab.counting() as crossed:
-        results = lab.run(
+class _Series:
+    """One method, measured at one size after the other."""
+
+    def __init__(self, lab: Lab, shape: str, op: Collective, method: Method) -> None:
+        self._lab, self._shape, self._op, self._method = lab, shape, op, method
+        self._ran, self._size_bytes = method, 0
+        self._samples: list[float] = []
+        self._link_bytes: tuple[float, ...] = ()
+
+    def start(self, size_bytes: int) -> None:
+        """Begin with a size; a first call warms up, and says what crosses the links."""
+        expected_s = self._samples[-1] if self._samples else 0.0
+        self._size_bytes, self._samples = size_bytes, []
+        with self._lab.counting() as crossed:
+            first_s = self._run(1)
+        self._link_bytes = _busiest(self._lab.cluster, crossed)
+        self._together = min(_MOST_CALLS, max(1, math.ceil(_SAMPLE_S / first_s)))
+        if expected_s > _COUNTS_AT_ONCE_S:
+            self._samples.append(first_s)
+
+    def sample_until(self, number: int) -> None:
+        """Take a sample if there are fewer."""
+        if len(self._samples) < number:
+            self._samples.append(self._run(self._together))
+
+    def call(self) -> Call:
+        """Return what was measured at this size."""
+        return Call(
+            shape=self._shape,
+            order=self._lab.cluster.order,
+            op=self._op,
+            algorithm=self._ran.algorithm,
+            path=self._ran.path,
+            size_bytes=self._size_bytes,
+            seconds=tuple(self._samples),
+            link_bytes=self._link_bytes,
+        )
+
+    def _run(self, num_calls: int) -> float:
+        """Return the median seconds of some calls."""
+        results = self._lab.run(
             "benchmarks.lab.calls:run",
             {
-                "op": op,
-                "method": tuple(method),
-                "size_bytes": size_bytes,
+                "op": self._op,
+                "method": tuple(self._method),
+                "size_bytes": self._size_bytes,
                 "num_calls": num_calls,
             },
             timeout_s=_TIMEOUT_S,
         )
-    ran, actual_bytes = results[0][0], results[0][1]
-    times = np.array([spans for _, _, spans in results])[
-        :, warm_up:
-    ]  # [ranks, calls, (start, end)]
-    seconds = times[:, :, 1].max(axis=0) - times[:, :, 0].max(axis=0)
-    samples = seconds.reshape(repeats, together).mean(axis=1)
-    return Call(
-        shape=document.name,
-        order=lab.cluster.order,
-        op=op,
-        algorithm=ran[0],
-        path=ran[1],
-        size_bytes=actual_bytes,
-        seconds=tuple(samples.tolist()),
-        link_bytes=_busiest(lab.cluster, crossed, num_calls),
-    )
+        self._ran, self._size_bytes = results[0][0], results[0][1]
+        times = np.array([spans for _, _, spans in results])  # [ranks, calls, (start, end)]
+        seconds = times[:, :, 1].max(axis=0) - times[:, :, 0].max(axis=0)
+        return float(np.median(seconds))
 
 
 def _busiest(
-    cluster: Cluster, crossed: Mapping[tuple[str, str], tuple[int, int]], num_calls: int
+    cluster: Cluster, crossed: Mapping[tuple[str, str], tuple[int, int]]
 ) -> tuple[float, ...]:
-    """Return the bytes per call of the busiest host link and, if there are any, trunk."""
+    """Return the bytes over the busiest host link and, if there are any, trunk."""
     hosts = {(link.lower, link.upper) for link in cluster.links if link.host is not None}
     return tuple(
-        max(max(crossed[link]) for link in links) / num_calls
+        float(max(max(crossed[link]) for link in links))
         for links in (hosts, crossed.keys() - hosts)
         if links
     )

@@ -220,6 +220,7 @@ def _double_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase
             hops=[ways * steps for steps in height],
             sent=[ways * size_bytes / 2 * (inner - outer) / n for inner, outer in pairwise(edges)],
             out=[size_bytes / 2 * count for count in leaving],
+            issued=sum((ways * steps for steps in height), np.zeros(len(n))),  # of the other tree
             fill=[piece * np.maximum(ways * steps - 1, 0) for steps in height],
         )
     ]
