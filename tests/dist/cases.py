@@ -67,6 +67,12 @@ class Case:
     max_gradient_norm: float | None
     aux_loss_coefficient: float
 
+    @property
+    def has_own_methods(self) -> bool:
+        """Whether every collective with a choice is one of the executor's own."""
+        methods = {method for choice in self.plan.collectives for method in choice.methods()}
+        return all(method.path != "library" for method in methods)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"plan": self.plan.model_dump(mode="json")}
 

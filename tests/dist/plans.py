@@ -1,5 +1,6 @@
 """Valid plans for small jobs, made by hand: the executor's tests do not depend on the planner."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.plan import (
@@ -8,12 +9,14 @@ from planner.plan import (
     BatchSplit,
     Breakdown,
     CallPath,
+    Collective,
     CollectiveChoice,
     ContextExchange,
     ExpertCapacity,
     Interval,
     Layout,
     MemoryParts,
+    Method,
     ModelSummary,
     Pipeline,
     Plan,
@@ -81,6 +84,22 @@ def all_reduce_choice(
     )
 
 
+def choice_of(
+    layout: Layout, axis: Axis, op: Collective, steps: Sequence[tuple[int | None, Method]]
+) -> CollectiveChoice:
+    """Return the choice of methods by size, the last of them open."""
+    algorithm, path = steps[-1][1]
+    return all_reduce_choice(layout, axis, algorithm, path).model_copy(
+        update={
+            "op": op,
+            "thresholds": tuple(
+                SizeThreshold(up_to_bytes=size, algorithm=m.algorithm, path=m.path)
+                for size, m in steps
+            ),
+        }
+    )
+
+
 def make_plan(
     *,
     tp: int = 1,
@@ -103,8 +122,10 @@ def make_plan(
     ranks_per_node: int = 4,
     ranks_per_unit: int | None = None,
     units: tuple[tuple[int, ...], ...] | None = None,
+    outer_units: tuple[tuple[int, ...], ...] | None = None,
     order: RankOrder = "tp-cp-ep-dp-pp",
     gradient_algorithm: Algorithm = "ring",
+    methods: Mapping[tuple[Axis, Collective], Sequence[tuple[int | None, Method]]] | None = None,
     bucket_bytes: int = 100_000,
     probes: tuple[Probe, ...] = (),
     expert_capacity: ExpertCapacity | None = None,
@@ -114,7 +135,7 @@ def make_plan(
 
     ``dp`` counts replicas, ``dp_shard`` of them share out states. Tensor parallelism is always
     sequence parallel. The innermost fabric unit is the emulated host unless ``ranks_per_unit`` or
-    ``units`` say otherwise.
+    ``units`` say otherwise. ``methods`` are what other collectives take up to which size.
     """
     layout = Layout(
         tp=tp,
@@ -146,6 +167,7 @@ def make_plan(
             ranks_per_node=ranks_per_node,
             ranks_per_unit=ranks_per_unit or ranks_per_node,
             units=units,
+            outer_units=outer_units,
         ),
         "batch": BatchSplit(
             micro_batch_size=micro_batch_size,
@@ -167,7 +189,9 @@ def make_plan(
         "collectives": (
             all_reduce_choice(layout, "dp_cp", gradient_algorithm),
             all_reduce_choice(layout, "edp", gradient_algorithm),
-        ),
+        )
+        if methods is None
+        else tuple(choice_of(layout, axis, op, steps) for (axis, op), steps in methods.items()),
         "prediction": _some_prediction(),
         "memory": tuple(
             StageMemory(pp_rank=rank, parts=parts, total_bytes=0, capacity_bytes=1)

@@ -18,6 +18,7 @@ from planner.plan import (
     CalibrationRun,
     Collective,
     ExpertCapacity,
+    Method,
     Probe,
     RankOrder,
     document_hash,
@@ -41,33 +42,34 @@ ZERO_1: dict[str, Any] = {"zero_stage": 1, "bucket_bytes": ODD, "max_gradient_no
 DP_OUTERMOST: RankOrder = "tp-cp-ep-pp-dp"
 FSDP: dict[str, Any] = {"zero_stage": 3, "max_gradient_norm": CLIP}
 NOTHING_DROPPED = ExpertCapacity(factor=4.0)  # 8 experts, top 2: room for every token
-DROPPING = ExpertCapacity(factor=1.0, drop="probability")
+# By position: by probability, rounding decides about a token now and then.
+DROPPING = ExpertCapacity(factor=1.0, drop="position")
+SHARED = Method("copy_engine", "shm")
+HALVING = Method("halving_doubling", "executor")
+INSIDE_AND_ACROSS = Method("hierarchical", "shm")
+BY_SIZE = (
+    (4096, Method("direct", "executor")),
+    (50_000, INSIDE_AND_ACROSS),
+    (None, Method("tree", "executor")),
+)
 
 FOUR_RANKS = (
     case("dp4", dp=4, probes=PROBES),
     case("dp4 hierarchical", dp=4, ranks_per_unit=2, **HIERARCHICAL),
-    case("dp4 not clipped", dp=4, max_gradient_norm=100.0),
     case("dp4 zero-1", dp=4, dp_shard=4, **ZERO_1),
     case("dp4 fsdp2", dp=4, dp_shard=4, **FSDP),
-    case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
     case("tp2 dp2", tp=2, dp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("pp2 dp2 1f1b", pp=2, dp=2),
-    case("pp2 dp2 gpipe", pp=2, dp=2, schedule="gpipe"),
     case("pp2 dp2 interleaved", pp=2, dp=2, virtual_stages=2, max_gradient_norm=CLIP),
     case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
     case("tp2 pp2", tp=2, pp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("cp4 ring", micro_batch_size=4, cp=4, max_gradient_norm=CLIP),
-    case("cp4 all_gather", micro_batch_size=4, cp=4, context_exchange="all_gather"),
-    case("cp2 tp2", micro_batch_size=4, cp=2, tp=2),
     case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
-    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
     case("ep4 aux loss", "gpt-experts", dp=4, ep=4, aux_loss_coefficient=0.1),
-    case("ep4 recompute", "gpt-experts", dp=4, ep=4, recompute="full"),
     case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
-    case("ep2 dp4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=2, **FSDP),
     case(
         "tp2 ep4 dp2",
         "gpt-shared-expert",
@@ -82,6 +84,53 @@ FOUR_RANKS = (
     ),
     case("ep2 pp2 dp2 dp outermost", "gpt-experts", dp=2, ep=2, pp=2, order=DP_OUTERMOST),
     case("llama tp2 pp2", "hf-llama", micro_batch_size=4, tp=2, pp=2),
+    case(
+        "dp4 by size",
+        dp=4,
+        ranks_per_unit=2,
+        bucket_bytes=ODD,
+        methods={("dp_cp", "all_reduce"): BY_SIZE},
+        probes=(Probe(axis="dp_cp", op="all_reduce", sizes_bytes=(4096, 16384)),),
+    ),
+    case(
+        "dp4 zero-1 halving",
+        dp=4,
+        dp_shard=4,
+        methods={
+            ("dp_shard_cp", op): ((None, HALVING),) for op in ("reduce_scatter", "all_gather")
+        },
+        **ZERO_1,
+    ),
+    case(
+        "dp4 fsdp2 shared memory and across",
+        dp=4,
+        dp_shard=4,
+        units=((0, 2), (1, 3)),
+        methods={
+            ("dp_shard_cp", op): ((None, INSIDE_AND_ACROSS),)
+            for op in ("reduce_scatter", "all_gather")
+        },
+        **FSDP,
+    ),
+    case(
+        "tp2 dp2 shared memory",
+        tp=2,
+        dp=2,
+        micro_batch_size=2,
+        methods={
+            ("dp_cp", "all_reduce"): ((None, SHARED),),
+            **{("tp", op): ((None, SHARED),) for op in ("all_reduce", "reduce_scatter")},
+            ("tp", "all_gather"): ((None, SHARED),),
+        },
+    ),
+    case(
+        "ep4 in two steps",
+        "gpt-experts",
+        dp=4,
+        ep=4,
+        ranks_per_unit=2,
+        methods={("ep", "all_to_all"): ((None, Method("hierarchical", "executor")),)},
+    ),
     case("mixtral ep4", "hf-mixtral", dp=4, ep=4),
 )
 EIGHT_RANKS = (
@@ -101,8 +150,24 @@ EIGHT_RANKS = (
     case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
     case("dp8 hosts of 3 and 5", dp=8, units=((0, 1, 2), (3, 4, 5, 6, 7)), **HIERARCHICAL),
     case("dp8 one rank per host", dp=8, ranks_per_node=1, **HIERARCHICAL),
+    case(
+        "dp8 three levels",
+        dp=8,
+        ranks_per_unit=2,
+        outer_units=((0, 1, 2, 3), (4, 5, 6, 7)),
+        bucket_bytes=ODD,
+        methods={("dp_cp", "all_reduce"): ((None, Method("three_level", "shm")),)},
+    ),
 )
 MORE_ON_FOUR = (
+    case("dp4 not clipped", dp=4, max_gradient_norm=100.0),
+    case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
+    case("pp2 dp2 gpipe", pp=2, dp=2, schedule="gpipe"),
+    case("cp4 all_gather", micro_batch_size=4, cp=4, context_exchange="all_gather"),
+    case("cp2 tp2", micro_batch_size=4, cp=2, tp=2),
+    case("tied tp2 dp2 zero-1", "gpt-tied", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **ZERO_1),
+    case("ep4 recompute", "gpt-experts", dp=4, ep=4, recompute="full"),
+    case("ep2 dp4 fsdp2", "gpt-experts", dp=4, dp_shard=4, ep=2, **FSDP),
     case("tp2 dp2 fsdp2", micro_batch_size=2, tp=2, dp=2, dp_shard=2, **FSDP),
     case("pp2 dp2 fsdp2", micro_batch_size=2, pp=2, dp=2, dp_shard=2, **FSDP),
     case("ep4 shared expert", "gpt-shared-expert", dp=4, ep=4),
@@ -285,6 +350,23 @@ def test_run_validates_and_times_every_rank(name: str) -> None:
             strict=True,
         ):
             assert 0 < compute + optimizer + comm <= step
+
+
+@pytest.mark.parametrize("name", [p for p in ALL if CASES[str(p.values[0])].has_own_methods])
+def test_what_ran_is_what_was_planned_for_its_size(name: str) -> None:
+    plan = CASES[name].plan
+    timed = CalibrationRun.model_validate(trained(name).found["run"])
+    seen = set()
+    for timings in timed.ranks:
+        ran = {
+            (call.axis, call.op, call.size_bytes): Method(call.algorithm, call.path)
+            for call in timings.collectives
+            if any((call.axis, call.op) == (choice.axis, choice.op) for choice in plan.collectives)
+        }
+        assert {key[:2] for key in ran} == {(one.axis, one.op) for one in plan.collectives}
+        assert ran == {key: plan.method(*key) for key in ran}
+        seen |= set(ran.values())
+    assert seen == {method for choice in plan.collectives for method in choice.methods()}
 
 
 def test_probes_are_timed_on_every_rank() -> None:
