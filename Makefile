@@ -23,8 +23,10 @@ tools: $(TOOLS)  ## install torch and the developer tools; what runs a plan need
 demo: $(TOOLS)  ## the whole loop with four ranks here, about 5 minutes: plan, train, calibrate, predict, train
 	$(BIN)/python examples/demo.py
 
+# Those that start several processes come last and alone: they need all cores.
 test: $(TOOLS)  ## every test that is not marked long
-	$(BIN)/pytest -m 'not long'
+	$(BIN)/pytest -n 2 -q -m 'not (long or dist or lab)'
+	$(BIN)/pytest -m '(dist or lab) and not long'
 
 test-long: $(TOOLS)  ## the tests that are marked long
 	$(BIN)/pytest -m long

@@ -197,7 +197,7 @@ def test_a_run_that_saw_nothing_of_its_collectives_is_refused(client: Client) ->
     answer = client.post("/calibrations", json=run)
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["where"] == "ranks.communication_s"
-    assert "dp_cp" in answer.json()["error"]["message"]
+    assert "collectives on dp_shard_cp" in answer.json()["error"]["message"]
 
 
 SECONDS = st.floats(0, 1e308)

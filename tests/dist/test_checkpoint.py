@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ def resumed(model: str, old: dict[str, Any], new: dict[str, Any], **options: Any
 
 RESUMED = (
     resumed("gpt-dense", {"dp": 4}, {"tp": 2, "pp": 2}),
-    resumed("gpt-dense", {"tp": 2, "pp": 2}, {"dp": 2}),
     resumed(
         "gpt-dense",
         {"dp": 4, "dp_shard": 4, **ZERO_1},
@@ -63,22 +63,13 @@ RESUMED = (
     resumed(
         "gpt-dense", {"tp": 2, "dp": 2, "dp_shard": 2, **FSDP}, {"dp": 2, "dp_shard": 2, **ZERO_1}
     ),
-    resumed("gpt-dense", {"cp": 2, "tp": 2}, {"pp": 2, "virtual_stages": 2, "dp": 2}),
     resumed("gpt-tied", {"pp": 2, "dp": 2, "dp_shard": 2, **ZERO_1}, {"dp": 2}),
-    resumed("gpt-tied", {"dp": 4, "dp_shard": 2, **FSDP}, {"pp": 2, "tp": 2}),
-    resumed("gpt-experts", {"ep": 4, "dp": 4}, {"ep": 2, "pp": 2, "dp": 2}),
     resumed(
         "gpt-experts",
         {"ep": 4, "dp": 4, "dp_shard": 4, **ZERO_1},
         {"tp": 2, "ep": 2, "dp": 2, "dp_shard": 2, **ZERO_1},
     ),
     resumed("gpt-experts", {"ep": 2, "dp": 4, "dp_shard": 4, **FSDP}, {"ep": 2, "dp": 2}),
-    resumed("gpt-odd", {"dp": 4, "dp_shard": 4, **FSDP}, {"dp": 4, "dp_shard": 4, **ZERO_1}),
-    resumed(
-        "gpt-dense",
-        {"pp": 2, "dp": 2, "dp_shard": 2, "order": "tp-cp-ep-pp-dp", **ZERO_1},
-        {"pp": 2, "dp": 2, "dp_shard": 2, **ZERO_1},
-    ),
     resumed(
         "gpt-dense",
         {"tp": 2, "pp": 2},
@@ -86,7 +77,22 @@ RESUMED = (
     ),
     resumed("hf-llama", {"tp": 2, "pp": 2}, {"dp": 2, "dp_shard": 2, **FSDP}),
 )
-NAMES = [one.name for one in RESUMED]
+MORE = (
+    resumed("gpt-dense", {"tp": 2, "pp": 2}, {"dp": 2}),
+    resumed("gpt-dense", {"cp": 2, "tp": 2}, {"pp": 2, "virtual_stages": 2, "dp": 2}),
+    resumed("gpt-tied", {"dp": 4, "dp_shard": 2, **FSDP}, {"pp": 2, "tp": 2}),
+    resumed("gpt-experts", {"ep": 4, "dp": 4}, {"ep": 2, "pp": 2, "dp": 2}),
+    resumed("gpt-odd", {"dp": 4, "dp_shard": 4, **FSDP}, {"dp": 4, "dp_shard": 4, **ZERO_1}),
+    resumed(
+        "gpt-dense",
+        {"pp": 2, "dp": 2, "dp_shard": 2, "order": "tp-cp-ep-pp-dp", **ZERO_1},
+        {"pp": 2, "dp": 2, "dp_shard": 2, **ZERO_1},
+    ),
+)
+ALL = [
+    pytest.param(one, id=one.name, marks=[pytest.mark.long] * (one in MORE))
+    for one in (*RESUMED, *MORE)
+]
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +100,26 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
-@pytest.fixture(scope="module")
-def losses(checkpoints: Path) -> dict[str, list[float]]:
+@cache
+def losses(checkpoints: Path, pairs: tuple[Resumed, ...]) -> dict[str, list[float]]:
     """Train half the steps on four ranks, the others on as many, in the same job, or on fewer."""
-    old = [one.old.as_dict() | folders(checkpoints, one, "old") for one in RESUMED]
+    old = [one.old.as_dict() | folders(checkpoints, one, "old") for one in pairs]
     found: dict[str, list[float]] = {}
     for num_ranks in (4, 2, 1):
         new = [
             one.new.as_dict() | folders(checkpoints, one, "new")
-            for one in RESUMED
+            for one in pairs
             if one.new.plan.layout.world_size == num_ranks
         ]
-        found |= trained(checkpoints, [*old, *new], num_ranks=num_ranks)
+        if old or new:
+            found |= trained(checkpoints, [*old, *new], num_ranks=num_ranks)
         old = []
     return found
+
+
+def losses_of(checkpoints: Path, one: Resumed) -> dict[str, list[float]]:
+    """Return the losses of the jobs that ``one`` was trained in."""
+    return losses(checkpoints, MORE if one in MORE else RESUMED)
 
 
 def folders(checkpoints: Path, one: Resumed, half: str) -> dict[str, Any]:
@@ -131,21 +143,22 @@ def started(folder: Path, jobs: Iterable[dict[str, Any]], num_ranks: int) -> lis
     return run([arguments] * num_ranks, within_s=300)
 
 
-@pytest.mark.parametrize("one", RESUMED, ids=NAMES)
+@pytest.mark.parametrize("one", ALL)
 def test_resumed_losses_are_those_of_one_uninterrupted_process(
-    one: Resumed, losses: dict[str, list[float]]
+    one: Resumed, checkpoints: Path
 ) -> None:
+    found = losses_of(checkpoints, one)
     whole, _, _ = train_whole(one.old.model, one.old.max_gradient_norm)
-    assert losses[f"{one.name}: old"] == pytest.approx(whole[:HALF], rel=1e-9)
-    assert losses[f"{one.name}: new"] == pytest.approx(whole[HALF:], rel=1e-9)
+    assert found[f"{one.name}: old"] == pytest.approx(whole[:HALF], rel=1e-9)
+    assert found[f"{one.name}: new"] == pytest.approx(whole[HALF:], rel=1e-9)
 
 
-@pytest.mark.parametrize("one", RESUMED, ids=NAMES)
-@pytest.mark.usefixtures("losses")
+@pytest.mark.parametrize("one", ALL)
 def test_last_checkpoint_holds_the_parameters_of_the_whole_model(
     one: Resumed, checkpoints: Path, tmp_path: Path
 ) -> None:
     """As torch's own tool reads it, which knows nothing of commplan."""
+    losses_of(checkpoints, one)
     folder = checkpoints / f"{one.name}, resumed"
     assert (folder / "latest").read_text() == f"step-{STEPS}\n"
     dcp_to_torch_save(folder / f"step-{STEPS}", tmp_path / "whole.pt")

@@ -170,8 +170,9 @@ def test_every_measured_level_figure_reaches_the_plan(plan: Plan, field: str) ->
     worse = {"alpha_s": 100.0, "bytes_per_s": 0.01}[field]
     level = calibration.levels[0]
     changed = level.model_copy(update={field: getattr(level, field) * worse})
-    slow = calibration.model_copy(update={"levels": (changed,), "id": "slow"})
-    before, after = (make_plan(resolve(local()), c).prediction for c in (calibration, slow))
+    pooled = calibration.model_copy(update={"calls": (), "id": "pooled"})
+    slow = pooled.model_copy(update={"levels": (changed,), "id": "slow"})
+    before, after = (make_plan(resolve(local()), c).prediction for c in (pooled, slow))
     assert after.breakdown.dp_exposed_s > 2 * before.breakdown.dp_exposed_s
 
 
