@@ -173,7 +173,7 @@ def test_every_measured_level_figure_reaches_the_plan(plan: Plan, field: str) ->
     pooled = calibration.model_copy(update={"calls": (), "id": "pooled"})
     slow = pooled.model_copy(update={"levels": (changed,), "id": "slow"})
     before, after = (make_plan(resolve(local()), c).prediction for c in (pooled, slow))
-    assert after.breakdown.dp_exposed_s > 2 * before.breakdown.dp_exposed_s
+    assert after.breakdown.dp_exposed_s > 1.2 * before.breakdown.dp_exposed_s
 
 
 def test_host_overhead_reaches_the_plan(plan: Plan) -> None:
