@@ -19,11 +19,12 @@ from typing import Final, TextIO
 import numpy as np
 
 from benchmarks.lab import Lab, Order, exit_unless_possible, lab_topology, with_nic_rate
-from benchmarks.lab.calls import Call, measure, problem_of
-from benchmarks.lab.choices import cells, crossovers, fitted
+from benchmarks.lab.calls import Call, Problem, measure, problem_of
+from benchmarks.lab.choices import Cell, Crossover, cells, crossovers, fitted
 from planner.cost.traffic import busiest_exits
+from planner.plan import CallFit
 from planner.topology.document import TopologyDocument
-from planner.units import format_bytes, format_seconds
+from planner.units import format_bytes, format_rate, format_seconds
 
 SHAPES: Final = ("lab-2x2", "lab-2x4", "lab-4x2", "loopback")
 ORDERS: Final[tuple[Order, ...]] = ("natural", "interleaved")
@@ -31,6 +32,8 @@ KIB, MIB = 2**10, 2**20
 SIZES_BYTES: Final = [KIB * 4**step for step in range(9)]  # 1 KiB to 64 MiB
 RATE_SIZES_BYTES: Final = [KIB * 4**step for step in range(7)]  # to 4 MiB
 MBIT_PER_S: Final = (50, 100, 200, 400)
+LINKS: Final = ("host", "trunk")
+RATE_MARK: Final = " at "
 REPEATS: Final = 5
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -69,7 +72,7 @@ def measure_rates(file: TextIO, repeats: int) -> None:
     """Write the small sizes of two hosts at four link rates."""
     for mbit_per_s in MBIT_PER_S:
         document = with_nic_rate(lab_topology("lab-2x2"), mbit_per_s * 1e6 / 8)
-        document = document.model_copy(update={"name": f"lab-2x2 at {mbit_per_s} Mbit/s"})
+        document = document.model_copy(update={"name": f"lab-2x2{RATE_MARK}{mbit_per_s} Mbit/s"})
         with Lab(document) as lab:
             write(file, measure(lab, document, RATE_SIZES_BYTES, repeats=repeats))
 
@@ -103,72 +106,182 @@ def read(file: Path) -> list[Call]:
 
 def document_of(shape: str) -> TopologyDocument:
     """Return the topology of a name that the commands above write."""
-    name, _, rate = shape.partition(" at ")
+    name, _, rate = shape.partition(RATE_MARK)
     document = lab_topology(name)
     return with_nic_rate(document, float(rate.split()[0]) * 1e6 / 8) if rate else document
 
 
 def report(calls: Sequence[Call]) -> None:
-    """Print, shape by shape, bytes, fits, choices and crossovers."""
+    """Print, shape by shape, times, bytes, fits, choices and crossovers, in Markdown."""
+    print_rates(calls)
     for shape in dict.fromkeys(call.shape for call in calls):
         of_shape = [call for call in calls if call.shape == shape]
-        print(f"\n## {shape}\n")
-        report_bytes(shape, of_shape)
-        report_choices(shape, [call for call in of_shape if call.order == "natural"])
+        natural = [call for call in of_shape if call.order == "natural"]
+        problem, fits = fitted(problem_of(document_of(shape)), natural)
+        print(f"\n## {shape}")
+        print_bytes(problem, of_shape)
+        print_fits(fits)
+        print_choices(list(cells(problem, natural)))
+        print_crossovers(list(crossovers(problem, natural)))
+        for order in dict.fromkeys(call.order for call in of_shape):
+            print_times([call for call in of_shape if call.order == order])
 
 
-def report_bytes(shape: str, calls: Sequence[Call]) -> None:
-    """Print bytes on the busiest links against the formula, for sizes of 1 MiB and more."""
-    problem = problem_of(document_of(shape))
-    off: dict[tuple[str, ...], list[float]] = {}
+def print_rates(calls: Sequence[Call]) -> None:
+    """Print what is fitted to one shape at several link rates, if that was measured."""
+    rated = [call for call in calls if RATE_MARK in call.shape]
+    shapes = list(dict.fromkeys(call.shape for call in rated))
+    rows: dict[tuple[str, str], list[str]] = {}
+    for shape in shapes:
+        problem = problem_of(document_of(shape))
+        network = problem.fabric.levels[-1]
+        _, fits = fitted(problem, [call for call in rated if call.shape == shape])
+        for fit in fits:
+            level = next(level for level in fit.levels if level.level == network.name)
+            rows.setdefault((fit.op, fit.path), []).append(
+                f"{format_seconds(level.alpha_s)}, {level.bytes_per_s / network.bytes_per_s:.0%}"
+            )
+    if rows:
+        print_table(
+            "Alpha of the network, and its bytes/s over the rate that is set.",
+            ("operation", "path", *shapes),
+            ((*key, *row) for key, row in rows.items()),
+        )
+
+
+def print_table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    print(f"\n{heading}\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
+def print_bytes(problem: Problem, calls: Sequence[Call]) -> None:
+    """Print how far bytes on the busiest links are from the formula, from 1 MiB on."""
+    off: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
     for call in calls:
         if call.size_bytes < MIB or not call.link_bytes:
             continue
-        size = np.array([float(call.size_bytes)])
-        expected = busiest_exits(call.op, call.method, problem.fabric, problem.group, size)[1:]
-        for where, counted, formula in zip(
-            ("host", "trunk"), call.link_bytes, expected, strict=False
-        ):
-            key = (call.order, call.op, str(call.method), where)
-            off.setdefault(key, []).append(counted / float(formula[0]) - 1)
-    for row, errors in off.items():
-        print("bytes", *row, f"{max(errors, key=abs):+.1%}")
-
-
-def report_choices(shape: str, calls: Sequence[Call]) -> None:
-    """Print the fits, what they choose and what that costs."""
-    problem, fits = fitted(problem_of(document_of(shape)), calls)
-    for fit in fits:
-        print(
-            f"{fit.op} by {fit.path}:",
-            ", ".join(
-                f"{level.level} {level.alpha_s * 1e6:.0f} us {level.bytes_per_s / 1e6:.2f} MB/s"
-                for level in fit.levels
-            ),
-            f"off by {fit.levels[0].residual:.0%}",
-        )
-    found = list(cells(problem, calls))
-    for cell in found:
-        print(
-            f"{cell.op:14} {format_bytes(cell.size_bytes):>9} "
-            f"{cell.chosen.method!s:26} {format_seconds(cell.chosen.median_s):>9} "
-            f"best {cell.best.method!s:26} {format_seconds(cell.best.median_s):>9} "
-            f"default {format_seconds(cell.default.median_s):>9} "
-            f"predicted {format_seconds(cell.predicted_s):>9} "
-            f"regret {cell.regret:.0%} noise {cell.noise:.0%}"
-        )
-    regrets = np.array([cell.regret_beyond_noise for cell in found])
-    print(
-        f"regret beyond noise: median {np.median(regrets):.1%}, 90th percentile "
-        f"{np.percentile(regrets, 90):.1%}, worst {regrets.max():.1%} of {len(regrets)} cells"
+        formula = formula_bytes(problem, call)
+        for where, counted, expected in zip(LINKS, call.link_bytes, formula, strict=False):
+            row = off.setdefault((call.op, str(call.method)), {})
+            row.setdefault((call.order, where), []).append(counted / expected - 1)
+    columns = list(dict.fromkeys(column for row in off.values() for column in row))
+    if not columns:
+        return
+    print_table(
+        "Bytes on the busiest link over those of the formula, less one: the farthest.",
+        ("operation", "method", *(f"{order}, {where}" for order, where in columns)),
+        (
+            (*key, *(f"{max(row[c], key=abs):+.1%}" if c in row else "" for c in columns))
+            for key, row in off.items()
+        ),
     )
-    for crossing in crossovers(problem, calls):
-        predicted = crossing.predicted_bytes
-        print(
-            f"{crossing.op}: {crossing.smaller} to {crossing.larger} at "
-            f"{format_bytes(crossing.measured_bytes)}, predicted "
-            f"{format_bytes(predicted) if predicted else 'never'}"
-        )
+
+
+def formula_bytes(problem: Problem, call: Call) -> list[float]:
+    """Return the bytes that should cross the busiest host link, and trunk, if there is a formula.
+
+    Our own algorithms and hierarchies follow the hosts. The library's ring follows the ranks: if
+    they are interleaved, every rank of a host sends out of it.
+    """
+    by_ranks = call.order == "interleaved" and call.path == "library"
+    if by_ranks and call.algorithm == "tree":
+        return []
+    size = np.array([float(call.size_bytes)])
+    exits = busiest_exits(call.op, call.method, problem.fabric, problem.group, size)[1:]
+    factor = problem.fabric.gpus_per_node if by_ranks and call.algorithm == "ring" else 1
+    return [factor * float(exit_bytes[0]) for exit_bytes in exits]
+
+
+def print_fits(fits: Sequence[CallFit]) -> None:
+    """Print alpha and bandwidth of every operation and path."""
+    levels = list(dict.fromkeys(level.level for fit in fits for level in fit.levels))
+    print_table(
+        "Alpha and bytes/s of a rank when all send, as fitted; how far off the median call is.",
+        ("operation", "path", *levels, "off by"),
+        (
+            (
+                fit.op,
+                fit.path,
+                *(
+                    f"{format_seconds(level.alpha_s)}, {format_rate(level.bytes_per_s, 'B')}/s"
+                    for level in fit.levels
+                ),
+                f"{fit.levels[0].residual:.0%}",
+            )
+            for fit in fits
+        ),
+    )
+
+
+def print_choices(found: Sequence[Cell]) -> None:
+    """Print what was chosen and what it cost."""
+    print_table(
+        "What the planner chooses with these, and what that costs.",
+        ("operation", "size", "default", "chosen", "takes", "best", "takes", "loss", "noise"),
+        (
+            (
+                cell.op,
+                format_bytes(cell.size_bytes),
+                timed(cell.default),
+                str(cell.chosen.method),
+                timed(cell.chosen),
+                str(cell.best.method),
+                timed(cell.best),
+                f"{cell.regret:.0%}",
+                f"{cell.noise:.0%}",
+            )
+            for cell in found
+        ),
+    )
+    for what, losses in (
+        ("Loss against the best measured", [cell.regret for cell in found]),
+        ("Beyond noise", [cell.regret_beyond_noise for cell in found]),
+        ("The library's call instead", [cell.default_regret for cell in found]),
+    ):
+        median, high, worst = np.percentile(losses, [50, 90, 100])
+        print(f"\n{what}: median {median:.1%}, 90th percentile {high:.1%}, worst {worst:.1%}.")
+
+
+def print_crossovers(found: Sequence[Crossover]) -> None:
+    """Print where one method overtakes another."""
+    print_table(
+        "Where the best measured method changes by more than noise.",
+        ("operation", "from", "to", "measured at", "predicted at", "factor"),
+        (
+            (
+                one.op,
+                str(one.smaller),
+                str(one.larger),
+                format_bytes(one.measured_bytes),
+                format_bytes(one.predicted_bytes) if one.predicted_bytes else "never",
+                f"{one.factor:.1f}",
+            )
+            for one in found
+        ),
+    )
+
+
+def print_times(calls: Sequence[Call]) -> None:
+    """Print the medians of every operation, method and size."""
+    sizes = sorted({call.size_bytes for call in calls})
+    rows: dict[tuple[str, str], dict[int, Call]] = {}
+    for call in calls:
+        rows.setdefault((call.op, str(call.method)), {})[call.size_bytes] = call
+    print_table(
+        f"Medians of {len(calls[0].seconds)}, half the range; ranks {calls[0].order}.",
+        ("operation", "method", *map(format_bytes, sizes)),
+        (
+            (*key, *(timed(row[size]) if size in row else "" for size in sizes))
+            for key, row in rows.items()
+        ),
+    )
+
+
+def timed(call: Call) -> str:
+    """Return median and half the range."""
+    return f"{format_seconds(call.median_s)} ± {call.spread / 2:.0%}"
 
 
 def parse_arguments() -> argparse.Namespace:
