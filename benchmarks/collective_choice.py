@@ -205,7 +205,7 @@ def print_fits(fits: Sequence[CallFit]) -> None:
                 fit.op,
                 fit.path,
                 *(
-                    f"{format_seconds(level.alpha_s)}, {format_rate(level.bytes_per_s, 'B')}/s"
+                    f"{format_seconds(level.alpha_s)}, {format_rate(level.bytes_per_s, 'B/s')}"
                     for level in fit.levels
                 ),
                 f"{fit.levels[0].residual:.0%}",
