@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.text import Text
 
 from planner import __version__
+from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
 from planner.model.bundled import load_model, model_names
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
-from planner.plan import Calibration, CalibrationRun, Plan
+from planner.plan import Calibration, CalibrationRun, Plan, document_hash
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
@@ -471,14 +472,16 @@ def show_one_model(
 def calibrate(
     runs: Annotated[list[str], typer.Argument(help="Files with the timed runs of the plan.")],
     *,
-    plan_file: Annotated[str, typer.Option("--plan", "-p", help="The plan that was run.")],
+    plan_files: Annotated[
+        list[str], typer.Option("--plan", "-p", help="The plan that was run; again for another.")
+    ],
     topology: Topology = None,
     model: Model = None,
     output: Output = None,
 ) -> None:
-    """Refit the planner's constants from timed runs of a plan.
+    """Refit the planner's constants from timed runs of one or more plans.
 
-    A plan on a topology or model of your own needs its file again.
+    Plans on a topology or model of your own need its file again.
     """
     from planner.calibrate.fit import fit_calibration
     from planner.calibrate.runs import (
@@ -486,7 +489,27 @@ def calibrate(
         check_run,
     )  # scipy doubles the start of other commands
 
-    timed = _read(Plan, plan_file)
+    plans = {document_hash(plan): plan for plan in (_read(Plan, name) for name in plan_files)}
+    first = next(iter(plans.values()))
+    problems = {key: _problem_of(plan, topology, model) for key, plan in plans.items()}
+    measured = []
+    for name in runs:
+        run = _read(CalibrationRun, name)
+        key = run.plan_hash if run.plan_hash in plans else document_hash(first)
+        measured.append(Measured(problems[key], plans[key], run))
+    for one in measured:
+        check_run(one)
+    result = fit_calibration(measured)
+    document = result.model_dump_json(indent=2)
+    if output is None:
+        _print(document)
+    else:
+        _write(output, document)
+        _say(f"calibration {result.id} of {result.topology} from {len(runs)} runs is in {output}")
+
+
+def _problem_of(timed: Plan, topology: str | None, model: str | None) -> Problem:
+    """Return the uncalibrated problem of a plan that was run."""
     ranks, per_node = timed.layout.world_size, timed.ranks.ranks_per_node
     fields = {
         "topology": _topology_field(topology or timed.topology),
@@ -497,17 +520,7 @@ def calibrate(
         "framework": timed.framework,
         "calibration": "none",
     }
-    problem = build_problem(resolve(validated(PlanRequest, fields)))
-    measured = [Measured(problem, timed, _read(CalibrationRun, run)) for run in runs]
-    for one in measured:
-        check_run(one)
-    result = fit_calibration(measured)
-    document = result.model_dump_json(indent=2)
-    if output is None:
-        _print(document)
-    else:
-        _write(output, document)
-        _say(f"calibration {result.id} of {result.topology} from {len(runs)} runs is in {output}")
+    return build_problem(resolve(validated(PlanRequest, fields)))
 
 
 @app.command()

@@ -28,7 +28,7 @@ from planner.search.rank import Ranking, rank
 from planner.search.suggest import smallest_change
 from planner.topology.compile import live_nodes
 from planner.topology.placement import Placement, packed_nodes, placements
-from planner.units import format_count
+from planner.units import format_count, format_seconds
 
 __all__ = ["make_plan"]
 
@@ -220,6 +220,8 @@ def _interval(calibration: Calibration | None) -> tuple[float, str]:
     if calibration is None:
         return STEP_SPREAD.value, STEP_SPREAD.source
     own = f"the runs calibrated on are met within {calibration.residual:.1%}"
+    if len(calibration.run_hashes) == 1:
+        own = "calibrated on one run, which nothing checks"
     spread = max(CALIBRATED_SPREAD.value, calibration.residual)
     return spread, f"{own}; {CALIBRATED_SPREAD.source}"
 
@@ -242,17 +244,28 @@ def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:
     )
 
 
+def _measured(calibration: Calibration, problem: Problem) -> str:
+    """Return what was measured, what was not, and what is left over."""
+    levels = [fit.level for fit in calibration.levels]
+    calls = [f"{call.op} ({call.path})" for call in calibration.calls]
+    missing = [level.name for level in problem.fabric.levels if level.name not in levels]
+    parts = [
+        f"measured here in {len(calibration.run_hashes)} run(s): {', '.join(levels) or 'no level'}",
+        f"by themselves {', '.join(calls)}" if calls else "",
+        f"not {', '.join(missing)}: calibrate on a plan whose groups span it" if missing else "",
+        f"compute {calibration.compute_scale:.3g} x prior",
+        f"{format_seconds(calibration.host_overhead_s)} a step is neither compute nor collectives",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
 def _provenance(
     resolved: ResolvedRequest, problem: Problem, calibration: Calibration | None
 ) -> Provenance:
     if calibration is None:
         said = "priors only: nothing was measured on this cluster"
     else:
-        levels = ", ".join(fit.level for fit in calibration.levels) or "no level"
-        said = (
-            f"measured here in {len(calibration.run_hashes)} run(s): {levels}; compute "
-            f"{calibration.compute_scale:.3g} x prior"
-        )
+        said = _measured(calibration, problem)
     return Provenance(
         commplan_version=__version__,
         calibration_id=calibration.id if calibration else None,

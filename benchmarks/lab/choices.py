@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from benchmarks.lab.calls import Call, Problem
-from planner.calibrate.levels import Transfer, fit_calls, fit_levels
+from planner.calibrate.apply import with_fits
+from planner.calibrate.levels import Transfer, fit_transfers
 from planner.cost.collectives import choose, collective_terms
 from planner.plan import CallFit, Collective, Method
 
@@ -87,13 +88,17 @@ def fitted(problem: Problem, calls: Sequence[Call]) -> tuple[Problem, list[CallF
     """Return the problem on the fabric that the calls make of it, and the fits."""
     transfers = [
         Transfer(
-            call.op, call.method, problem.group, np.array([float(call.size_bytes)]), call.median_s
+            problem.fabric,
+            call.op,
+            call.method,
+            problem.group,
+            np.array([float(call.size_bytes)]),
+            call.median_s,
         )
         for call in calls
     ]
-    fabric, _ = fit_levels(problem.fabric, transfers)
-    fabric, fits = fit_calls(fabric, transfers)
-    return replace(problem, fabric=fabric), fits
+    levels, fits = fit_transfers(transfers)
+    return replace(problem, fabric=with_fits(problem.fabric, levels, fits, source="lab")), fits
 
 
 def cells(problem: Problem, calls: Sequence[Call]) -> Iterator[Cell]:

@@ -7,15 +7,22 @@ from planner.cost.collectives import levels_for
 from planner.plan import Calibration, CallFit, LevelFit
 from planner.topology.fabric import CallLevels, Fabric, Level
 
-__all__ = ["calibrated_fabric", "fitted_fabric", "with_calls"]
+__all__ = ["calibrated_fabric", "fitted_fabric", "with_calls", "with_fits"]
 
 
 def calibrated_fabric(fabric: Fabric, calibration: Calibration | None) -> Fabric:
     """Return the fabric with the levels that the calibration measured; others stay priors."""
     if calibration is None:
         return fabric
-    levels = fitted_fabric(fabric, calibration.levels, source=f"calibration {calibration.id}")
-    return with_calls(levels, calibration.calls)
+    source = f"calibration {calibration.id}"
+    return with_fits(fabric, calibration.levels, calibration.calls, source=source)
+
+
+def with_fits(
+    fabric: Fabric, levels: Iterable[LevelFit], calls: Iterable[CallFit], *, source: str
+) -> Fabric:
+    """Return the fabric with fitted levels, and operations and paths fitted by themselves."""
+    return with_calls(fitted_fabric(fabric, levels, source=source), calls)
 
 
 def fitted_fabric(fabric: Fabric, fits: Iterable[LevelFit], *, source: str) -> Fabric:

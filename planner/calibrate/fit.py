@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from planner.calibrate.apply import with_fits
 from planner.calibrate.levels import (
     WORST_RESIDUAL,
     Transfer,
     check_range,
-    fit_calls,
-    fit_levels,
+    fit_transfers,
 )
 from planner.calibrate.runs import NOT_TRANSFERS, Measured, plan_candidate
 from planner.cost.step import mean_compute_s, price
@@ -53,9 +53,13 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
     """
     if not measured:
         raise InvalidInputError("nothing to calibrate on: no run was given", where="runs")
-    transfers = [transfer for one in measured for transfer in _transfers(one)]
-    fabric, levels = fit_levels(measured[0].problem.fabric, transfers)
-    fabric, calls = fit_calls(fabric, transfers)
+    topologies = sorted({one.plan.topology for one in measured})
+    if len(topologies) > 1:
+        raise InvalidInputError(
+            f"the runs are of {', '.join(topologies)}; calibrate each topology by itself",
+            where="topology",
+        )
+    levels, calls = fit_transfers([transfer for one in measured for transfer in _transfers(one)])
     compute_scale = _median(
         _mean_over_ranks(one, "forward_backward_s") / _prior_compute_s(one) for one in measured
     )
@@ -67,7 +71,7 @@ def fit_calibration(measured: Sequence[Measured]) -> Calibration:
             one,
             problem=replace(
                 one.problem,
-                fabric=fabric,
+                fabric=with_fits(one.problem.fabric, levels, calls, source="fitted to the runs"),
                 compute_scale=compute_scale,
                 optimizer_scale=optimizer_scale,
             ),
@@ -173,5 +177,5 @@ def _transfers(one: Measured) -> list[Transfer]:
         if fastest:
             group = axis_group(one.problem.fabric, candidate, call.axis)
             size, median = np.array([float(call.size_bytes)]), float(np.median(fastest))
-            found.append(Transfer(call.op, call.method, group, size, median))
+            found.append(Transfer(one.problem.fabric, call.op, call.method, group, size, median))
     return found

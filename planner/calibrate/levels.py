@@ -4,20 +4,20 @@ Fitted in logarithms against the function that prices them: ring and hierarchy s
 go over. What the calls do not show (a level whose bytes hide behind a slower one, latency where
 there is one size) stays near its prior.
 
-Twice: all of the library's calls together, which prices what was not measured by itself; and each
+Twice: all calls together, which prices what was not measured by itself; and each
 operation by each path alone. There nothing is derived from another: gloo's reduce_scatter is an
 emulated all_reduce, and shared memory copies where messages are sent.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from planner.calibrate.apply import fitted_fabric, with_calls
+from planner.calibrate.apply import fitted_fabric
 from planner.cost.collectives import achieved_bytes_per_s, collective_terms, levels_for
 from planner.errors import InvalidInputError
 from planner.layout.candidates import Column
@@ -26,7 +26,7 @@ from planner.plan import CallFit, CallPath, Collective, LevelFit, Method
 from planner.topology.checks import BANDWIDTH_RANGE_BYTES_PER_S, LATENCY_RANGE_S
 from planner.topology.fabric import CallLevels, Fabric, Level
 
-__all__ = ["WORST_RESIDUAL", "Transfer", "check_range", "fit_calls", "fit_levels"]
+__all__ = ["WORST_RESIDUAL", "Transfer", "check_range", "fit_transfers"]
 
 # A fit whose median point is off by its own size says nothing.
 WORST_RESIDUAL: Final = 1.0
@@ -47,13 +47,15 @@ class Transfer:
     """One collective at one size: its group on the levels, and how long it took.
 
     Attributes:
+        fabric: Priors of the cluster as that run saw it.
         op: Operation.
         method: How it was done, and by whom.
-        group: Of one row, with more than one member.
+        group: Of one row, with more than one member, on the levels of ``fabric``.
         size_bytes: S, shape [1].
         seconds: Of the call on the rank that waited least.
     """
 
+    fabric: Fabric
     op: Collective
     method: Method
     group: Group
@@ -61,78 +63,87 @@ class Transfer:
     seconds: float
 
 
-def fit_levels(fabric: Fabric, transfers: Iterable[Transfer]) -> tuple[Fabric, list[LevelFit]]:
-    """Return the fabric with every level refitted that calls of the library span, and the fits.
+def fit_transfers(transfers: Sequence[Transfer]) -> tuple[list[LevelFit], list[CallFit]]:
+    """Return what the transfers say of every level, and of each operation by each path.
+
+    Calls of all paths count for a level, each by what its path makes of it: where one path was
+    measured alone, the others must not look better for want of a measurement.
 
     Raises:
         InvalidInputError: No latency and bandwidth that links can have explain the calls.
     """
-    of_library = [transfer for transfer in transfers if transfer.method.path == "library"]
-    if not of_library:
-        return fabric, []
-    fits = _fit(
-        of_library,
-        fabric.levels,
-        lambda levels: replace(fabric, levels=levels, calls=()),
-        "calls of the library",
+    if not transfers:
+        return [], []
+    levels = _fit(
+        transfers,
+        lambda transfer: transfer.fabric.levels,
+        lambda transfer, found: replace(transfer.fabric, levels=found, calls=()),
+        "all calls",
     )
-    return fitted_fabric(fabric, fits, source="fitted to the runs"), fits
-
-
-def fit_calls(fabric: Fabric, transfers: Iterable[Transfer]) -> tuple[Fabric, list[CallFit]]:
-    """Return the fabric with what the transfers say of each operation and path, and the fits.
-
-    Args:
-        fabric: Priors.
-        transfers: On that fabric.
-
-    Raises:
-        InvalidInputError: As ``fit_levels``.
-    """
     by_call: dict[tuple[Collective, CallPath], list[Transfer]] = defaultdict(list)
-    for transfer in transfers:
-        by_call[transfer.op, transfer.method.path].append(transfer)
-    fits = []
-    for (op, path), found in sorted(by_call.items()):
+    for one in transfers:
+        fitted = fitted_fabric(one.fabric, levels, source="fitted to the runs")
+        by_call[one.op, one.method.path].append(replace(one, fabric=replace(fitted, calls=())))
+    calls = [
+        CallFit(
+            op=op,
+            path=path,
+            levels=tuple(_fit(of_call, _seen_by_path, _as_seen_by_path, f"{op} by {path}")),
+        )
+        for (op, path), of_call in sorted(by_call.items())
+    ]
+    return levels, calls
 
-        def seen(levels: Levels, op: Collective = op, path: CallPath = path) -> Fabric:
-            return replace(fabric, calls=(CallLevels(op, path, levels),))
 
-        levels = _fit(found, levels_for(fabric, op, path), seen, f"{op} by {path}")
-        fits.append(CallFit(op=op, path=path, levels=tuple(levels)))
-    return with_calls(fabric, fits), fits
+def _seen_by_path(transfer: Transfer) -> Levels:
+    return levels_for(transfer.fabric, transfer.op, transfer.method.path)
+
+
+def _as_seen_by_path(transfer: Transfer, found: Levels) -> Fabric:
+    call = CallLevels(transfer.op, transfer.method.path, found)
+    return replace(transfer.fabric, calls=(call,))
 
 
 def _fit(
-    transfers: Sequence[Transfer], prior: Levels, seen: Callable[[Levels], Fabric], what: str
+    transfers: Sequence[Transfer],
+    prior: Callable[[Transfer], Levels],
+    with_levels: Callable[[Transfer, Levels], Fabric],
+    what: str,
 ) -> list[LevelFit]:
-    """Return the fits of the levels that some transfer uses.
+    """Return the fits of the levels that some transfer uses, innermost first.
 
     Args:
         transfers: At least one.
         prior: Levels to begin with.
-        seen: Makes the fabric that prices the transfers.
+        with_levels: Makes the fabric that prices a transfer by those levels.
         what: The transfers in words.
     """
-    points = [sum(_uses(t.group, depth) for t in transfers) for depth in range(len(prior))]
-    used = [depth for depth, count in enumerate(points) if count]
+    points: Counter[str] = Counter()
+    priors: dict[str, Level] = {}
+    for transfer in sorted(transfers, key=lambda transfer: len(transfer.fabric.levels)):
+        for depth, level in enumerate(prior(transfer)):
+            if _uses(transfer.group, depth):
+                points[level.name] += 1
+                priors.setdefault(level.name, level)
     measured_s = np.array([transfer.seconds for transfer in transfers])
     hop_s = float(measured_s.min()) * _SHARE_OF_A_HOP
     start = np.log(
-        [(prior[depth].alpha_s or hop_s, achieved_bytes_per_s(prior[depth])) for depth in used]
+        [(level.alpha_s or hop_s, achieved_bytes_per_s(level)) for level in priors.values()]
     ).ravel()
 
-    def levels_at(logs: Column) -> Levels:
-        figures = dict(zip(used, np.exp(logs).reshape(-1, 2).tolist(), strict=True))
-        return tuple(
-            replace(level, alpha_s=figures[depth][0], bytes_per_s=figures[depth][1], measured=True)
-            if depth in figures
-            else level
-            for depth, level in enumerate(prior)
-        )
+    def figures_at(logs: Column) -> dict[str, tuple[float, float]]:
+        return dict(zip(priors, map(tuple, np.exp(logs).reshape(-1, 2).tolist()), strict=True))
 
     def ratios(logs: Column) -> Column:
-        return _seconds(seen(levels_at(logs)), transfers) / measured_s
+        figures = figures_at(logs)
+        found = np.empty(len(transfers))
+        for numbers in _alike(transfers):
+            first = transfers[numbers[0]]
+            levels = tuple(_at(level, figures.get(level.name)) for level in prior(first))
+            found[numbers] = _seconds(
+                with_levels(first, levels), [transfers[number] for number in numbers]
+            )
+        return found / measured_s
 
     def residuals(logs: Column) -> Column:
         return np.concatenate([np.log(ratios(logs)), _PRIOR_WEIGHT * (logs - start)])
@@ -145,9 +156,9 @@ def _fit(
         key=lambda result: float(result.cost),
     ).x
     residual = float(np.median(np.abs(ratios(found) - 1)))
-    fitted = levels_at(found)
-    for depth in used:
-        _check_level(fitted[depth], what)
+    fitted = figures_at(found)
+    for name, (alpha_s, bytes_per_s) in fitted.items():
+        _check_level(name, alpha_s, bytes_per_s, what)
     if residual > WORST_RESIDUAL:
         raise InvalidInputError(
             f"the {len(transfers)} timings of {what} follow no latency and bandwidth: the best are "
@@ -157,14 +168,21 @@ def _fit(
         )
     return [
         LevelFit(
-            level=fitted[depth].name,
-            alpha_s=fitted[depth].alpha_s,
-            bytes_per_s=fitted[depth].bytes_per_s,
-            num_points=points[depth],
+            level=name,
+            alpha_s=alpha_s,
+            bytes_per_s=bytes_per_s,
+            num_points=points[name],
             residual=residual,
         )
-        for depth in used
+        for name, (alpha_s, bytes_per_s) in fitted.items()
     ]
+
+
+def _at(level: Level, figures: tuple[float, float] | None) -> Level:
+    if figures is None:
+        return level
+    alpha_s, bytes_per_s = figures
+    return replace(level, alpha_s=alpha_s, bytes_per_s=bytes_per_s, measured=True)
 
 
 def _starts(prior: Column) -> list[Column]:
@@ -185,24 +203,27 @@ def _uses(group: Group, depth: int) -> bool:
     return int(group.members[depth][0]) > below
 
 
-def _seconds(fabric: Fabric, transfers: Sequence[Transfer]) -> Column:
-    """Return the predicted seconds of every transfer, those of one method and group at once."""
-    found = np.empty(len(transfers))
-    together: dict[tuple[Collective, Method, int], list[int]] = defaultdict(list)
-    for number, transfer in enumerate(transfers):
-        together[transfer.op, transfer.method, id(transfer.group)].append(number)
-    for (op, method, _), numbers in together.items():
-        sizes = np.concatenate([transfers[number].size_bytes for number in numbers])
-        group = transfers[numbers[0]].group.repeat(len(numbers))
-        found[numbers] = collective_terms(op, method, fabric, group, sizes).total_s()
-    return found
+def _alike(transfers: Sequence[Transfer]) -> list[list[int]]:
+    """Return the numbers of transfers of one fabric, operation, method and group."""
+    together: dict[tuple[int, Collective, Method, int], list[int]] = defaultdict(list)
+    for number, one in enumerate(transfers):
+        together[id(one.fabric), one.op, one.method, id(one.group)].append(number)
+    return list(together.values())
 
 
-def _check_level(level: Level, what: str) -> None:
-    name = f"level {level.name!r} of {what}"
-    check_range(f"{name} at {level.alpha_s:.3g} s a hop", level.alpha_s, LATENCY_RANGE_S)
-    rate = f"{name} at {level.bytes_per_s:.3g} bytes/s"
-    check_range(rate, level.bytes_per_s, BANDWIDTH_RANGE_BYTES_PER_S)
+def _seconds(fabric: Fabric, alike: Sequence[Transfer]) -> Column:
+    """Return the predicted seconds of transfers that differ in size alone."""
+    first = alike[0]
+    sizes = np.concatenate([transfer.size_bytes for transfer in alike])
+    group = first.group.repeat(len(alike))
+    return collective_terms(first.op, first.method, fabric, group, sizes).total_s()
+
+
+def _check_level(name: str, alpha_s: float, bytes_per_s: float, what: str) -> None:
+    level = f"level {name!r} of {what}"
+    check_range(f"{level} at {alpha_s:.3g} s a hop", alpha_s, LATENCY_RANGE_S)
+    rate = f"{level} at {bytes_per_s:.3g} bytes/s"
+    check_range(rate, bytes_per_s, BANDWIDTH_RANGE_BYTES_PER_S)
 
 
 def check_range(what: str, value: float, allowed: tuple[float, float]) -> None:

@@ -30,7 +30,7 @@ def load_topology(name: str) -> TopologyDocument:
         UnknownNameError: There is none.
     """
     if name not in topology_names():
-        raise UnknownNameError("topology", name, topology_names())
+        raise UnknownNameError("topology", name, topology_names(), remedy="or give its file")
     text = resources.files("topologies").joinpath(f"{name}.json").read_text("utf-8")
     return parse_topology(json.loads(text))
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.calibrate.apply import calibrated_fabric
+from planner.calibrate.apply import calibrated_fabric, fitted_fabric
 from planner.calibrate.fit import fit_calibration
-from planner.calibrate.levels import Transfer, fit_levels
+from planner.calibrate.levels import Transfer, fit_transfers
 from planner.calibrate.runs import Measured, check_run, plan_candidate
 from planner.cost.collectives import collective_terms
 from planner.cost.step import mean_compute_s, price
@@ -202,8 +202,11 @@ def test_two_levels_are_fitted_together() -> None:
             column = np.array([float(size)])
             terms = collective_terms("all_reduce", Method("ring"), real, group, column)
             seconds = float(terms.total_s()[0])
-            transfers.append(Transfer("all_reduce", Method("ring"), group, column, seconds))
-    fitted, found = fit_levels(base.fabric, transfers)
+            transfers.append(
+                Transfer(base.fabric, "all_reduce", Method("ring"), group, column, seconds)
+            )
+    found, _ = fit_transfers(transfers)
+    fitted = fitted_fabric(base.fabric, found, source="test")
     assert [level.measured for level in fitted.levels] == [True, True]
     for level, one in zip(true, found, strict=True):
         assert one.alpha_s == pytest.approx(level.alpha_s, rel=PULL)

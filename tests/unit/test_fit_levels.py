@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibrate.apply import calibrated_fabric, with_calls
-from planner.calibrate.levels import Transfer, fit_calls, fit_levels
+from planner.calibrate.apply import calibrated_fabric, with_calls, with_fits
+from planner.calibrate.levels import Transfer, fit_transfers
 from planner.calibrate.runs import Measured, check_run
 from planner.cost.algorithms import is_possible
 from planner.cost.collectives import (
@@ -47,6 +47,12 @@ def group(degree: int, stride: int = 1, on: Fabric = PRIOR) -> Group:
 INSIDE, WHOLE = group(4), group(16)
 
 
+def fit_calls(prior: Fabric, transfers: Sequence[Transfer]) -> tuple[Fabric, list[CallFit]]:
+    """Return the prior with what is fitted to the transfers, and the fits of the calls."""
+    levels, calls = fit_transfers([replace(one, fabric=prior) for one in transfers])
+    return with_fits(prior, levels, calls, source="test"), calls
+
+
 def paths(op: Collective) -> list[CallPath]:
     return sorted({method.path for method in legal_methods(PRIOR, "executor", op)})
 
@@ -84,7 +90,7 @@ def timed(
                 column = np.array([float(size)])
                 seconds = float(collective_terms(op, method, on, one, column).total_s()[0])
                 seconds *= 1 + noise * rng.standard_normal()
-                found.append(Transfer(op, method, one, column, seconds))
+                found.append(Transfer(PRIOR, op, method, one, column, seconds))
     return found
 
 
@@ -123,7 +129,8 @@ def test_no_operation_is_derived_from_another() -> None:
     assert [call.op for call in calls] == list(ops)
     assert_close(calls[0].levels, TRUE, 0.02)
     assert_close(calls[1].levels, slow, 0.02)
-    assert levels_for(fitted, "all_gather", "library") == PRIOR.levels
+    pooled = levels_for(fitted, "all_gather", "library")  # between both
+    assert TRUE[1][0] < pooled[1].alpha_s < slow[1][0]
 
 
 def test_a_level_behind_a_slower_one_keeps_its_prior() -> None:
@@ -149,8 +156,8 @@ def test_a_prior_without_latency_is_a_start_too() -> None:
     transfers = timed(with_levels("all_reduce", "library", TRUE), "all_reduce", "library")
     _, [call] = fit_calls(prior, transfers)
     assert_close(call.levels, TRUE, 0.05)
-    _, fits = fit_levels(prior, transfers)
-    assert_close(fits, TRUE, 0.02)
+    levels, _ = fit_transfers([replace(one, fabric=prior) for one in transfers])
+    assert_close(levels, TRUE, 0.05)
 
 
 @pytest.mark.parametrize("factor", [0.02, 50.0])
@@ -161,14 +168,49 @@ def test_one_disturbed_call_moves_little(factor: float) -> None:
     assert_close(call.levels, TRUE, 0.1)
 
 
-def test_levels_are_fitted_to_calls_of_the_library_alone() -> None:
+@pytest.mark.parametrize("path", ["executor", "shm"])
+def test_a_path_that_was_measured_alone_says_what_others_would_take(path: CallPath) -> None:
+    """Its priors are factors on the level, which is what all calls together are fitted for."""
+    slow = replace(
+        PRIOR,
+        levels=tuple(
+            replace(level, alpha_s=7 * level.alpha_s, bytes_per_s=level.bytes_per_s / 5)
+            for level in PRIOR.levels
+        ),
+    )
+    fitted, _ = fit_calls(PRIOR, timed(slow, "all_reduce", path))
+    for found, true in zip(levels_for(fitted, "all_gather", "library"), slow.levels, strict=True):
+        assert found.alpha_s == pytest.approx(true.alpha_s, rel=0.05)
+        assert found.bytes_per_s == pytest.approx(achieved_bytes_per_s(true), rel=0.05)
+
+
+def test_runs_on_fewer_levels_count_for_those_they_have() -> None:
+    """A job on one host, and one on four: the host's level is one and the same."""
+    host = replace(PRIOR, num_gpus=4, levels=(HOST,))
+    true_host = replace(
+        host, levels=(replace(HOST, alpha_s=TRUE[0][0], bytes_per_s=TRUE[0][1], measured=True),)
+    )
+    inside = group(4, on=host)
+    small = [
+        Transfer(
+            host,
+            "all_reduce",
+            Method("ring"),
+            inside,
+            column := np.array([float(size)]),
+            float(
+                collective_terms("all_reduce", Method("ring"), true_host, inside, column).total_s()[
+                    0
+                ]
+            ),
+        )
+        for size in SIZES
+    ]
     true = with_levels("all_reduce", "library", TRUE)
-    by_library = timed(true, "all_reduce", "library")
-    others = timed(true, "all_reduce", "shm")
-    assert fit_levels(PRIOR, [*by_library, *others])[1] == fit_levels(PRIOR, by_library)[1]
-    assert fit_levels(PRIOR, others) == (PRIOR, [])
-    known, _ = fit_calls(PRIOR, by_library)
-    assert fit_levels(known, by_library)[1] == fit_levels(PRIOR, by_library)[1]
+    large = [t for t in timed(true, "all_reduce", "library", [WHOLE]) if t.method[0] == "ring"]
+    levels, [call] = fit_transfers([*small, *large])
+    assert [level.num_points for level in levels] == [len(small) + len(large), len(large)]
+    assert_close(call.levels, TRUE, 0.05)
 
 
 def test_fits_of_other_fabrics_levels_are_left_out() -> None:
