@@ -21,7 +21,7 @@ source does (NCCL 2.30.7) and compare them with the plan.
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
-from planner.plan import AXES, Algorithm, Axis, Collective, CollectiveChoice, Plan
+from planner.plan import AXES, Algorithm, Axis, Collective, CollectiveChoice, Method, Plan
 
 __all__ = [
     "GroupSettings",
@@ -50,6 +50,9 @@ _TUNED: Final[dict[Collective, str]] = {
 _ALGORITHMS: Final[dict[Collective, tuple[Algorithm, ...]]] = {
     op: ("ring", "tree") if op == "all_reduce" else ("ring",) for op in _TUNED
 }
+# What a plan may make of NCCL's calls: one, or one for each part of a hierarchy.
+_CALLED: Final[tuple[Algorithm, ...]] = ("singleton", "ring", "tree", "hierarchical", "three_level")
+_NUM_CHOICES_SHOWN: Final = 3
 _ANY_SIZE: Final = (1 << 64) - 1  # the plugin reads sizes with strtoull into a size_t
 _MAX_CTAS: Final = 64  # user guide, NCCL_MAX_CTAS
 _MAX_CGA_CLUSTER_SIZE: Final = 8  # user guide, NCCL_CGA_CLUSTER_SIZE
@@ -116,6 +119,12 @@ class GroupSettings:
     zero_cta: bool = False
     is_high_priority: bool = False
 
+    def __repr__(self) -> str:
+        """Return what is not left to NCCL: ``GroupSettings(max_ctas=16)``."""
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        given = [f"{field.name}={value}" for field, value in values if value is not field.default]
+        return f"GroupSettings({', '.join(given)})"
+
 
 @dataclass(frozen=True, slots=True)
 class NcclSettings:
@@ -124,7 +133,7 @@ class NcclSettings:
     Attributes:
         environment: Variables to set, but for the path of the tuner's file.
         accepted: Variables that must be unset, or have one of these values: they would override
-            the rest.
+            the rest. (So would NCCL_PROTO without Simple: it must have it where there are lines.)
         tuner_rules: Lines of the tuner's file, the first that matches first; empty = no file.
         groups: Settings of the group of every axis.
     """
@@ -134,12 +143,22 @@ class NcclSettings:
     tuner_rules: tuple[TunerRule, ...]
     groups: Mapping[Axis, GroupSettings]
 
+    def __repr__(self) -> str:
+        """Return all but the groups that are left to NCCL."""
+        groups = {axis: group for axis, group in self.groups.items() if group != GroupSettings()}
+        return (
+            f"NcclSettings(environment={self.environment}, accepted={self.accepted}, "
+            f"tuner_rules={self.tuner_rules}, groups={groups})"
+        )
+
     def tuner_text(self) -> str:
         """Return the tuner's file."""
         return "".join(f"{rule.line()}\n" for rule in self.tuner_rules)
 
     def apply(self, environment: MutableMapping[str, str], tuner_file: Path | None = None) -> None:
         """Set the variables, and write the tuner's file if there is one; all or nothing.
+
+        A variable that is set already and means the same stays as it is.
 
         Args:
             environment: Of this process, which NCCL reads when it makes its first group.
@@ -162,7 +181,10 @@ class NcclSettings:
         wanted = dict(self.environment)
         if self.tuner_rules and tuner_file is not None:
             wanted["NCCL_TUNER_CONFIG_FILE"] = str(tuner_file.absolute())
-        conflicts = [*_conflicts(environment, wanted, self.accepted)]
+        conflicts = [
+            *_conflicts(environment, wanted, self.accepted),
+            *_conflicts_of_protocol(environment, self.tuner_rules),
+        ]
         if conflicts:
             raise PlanMismatchError(
                 f"the environment contradicts the plan: {'; '.join(conflicts)}; unset these, or "
@@ -170,7 +192,8 @@ class NcclSettings:
             )
         if self.tuner_rules and tuner_file is not None:
             _replace(tuner_file, self.tuner_text())
-        environment.update(wanted)
+        for name, value in wanted.items():
+            environment.setdefault(name, value)
 
 
 def _conflicts(
@@ -179,12 +202,59 @@ def _conflicts(
     accepted: Mapping[str, Collection[str]],
 ) -> Iterator[str]:
     for name, value in wanted.items():
-        if environment.get(name, value) != value:
+        if not _means(name, environment.get(name, value), value):
             yield f"{name}={environment[name]!r}, the plan sets {value!r}"
     for name, values in accepted.items():
         if name in environment and environment[name].upper() not in values:
             needed = " or ".join(map(repr, values))
             yield f"{name}={environment[name]!r}, the plan needs {needed or 'it unset'}"
+
+
+def _means(name: str, value: str, wanted: str) -> bool:
+    """Return whether a variable says what is wanted: of NCCL_ALGO, for the functions it names."""
+    if name != "NCCL_ALGO":
+        return value == wanted
+    functions = [part.partition(":")[0] for part in wanted.split(";")]
+    return all(_listed(value, f) == _listed(wanted, f) for f in functions)
+
+
+def _conflicts_of_protocol(
+    environment: Mapping[str, str], rules: Sequence[TunerRule]
+) -> Iterator[str]:
+    """Yield NCCL_PROTO if it takes the protocol of the lines out of the table before the tuner."""
+    value = environment.get("NCCL_PROTO")
+    if value is None:
+        return
+    functions = dict.fromkeys(_TUNED[rule.op] for rule in rules)
+    without = [function for function in functions if not _enables(value, function, "simple")]
+    if without:
+        yield f"NCCL_PROTO={value!r}, the plan needs Simple for {', '.join(without)}, or it unset"
+
+
+def _enables(value: str, function: str, name: str) -> bool:
+    listed = _listed(value, function)
+    if listed is None:
+        return True
+    is_negated, names = listed
+    return (name in names) != is_negated
+
+
+def _listed(value: str, function: str) -> tuple[bool, frozenset[str]] | None:
+    """Return whether the list for a function is negated, and its names; None if there is no list.
+
+    NCCL_ALGO and NCCL_PROTO are lists of names in any case, parted by ``;``: each is preceded by a
+    function and ``:``, or is for all functions; a leading ``^`` negates. The last list that is for
+    the function counts (user guide, "NCCL_ALGO"; ``src/graph/tuning.cc``, ``parseList``).
+
+    >>> _listed("Ring;allreduce:^Tree", "allreduce")
+    (True, frozenset({'tree'}))
+    """
+    found = None
+    for part in filter(None, value.lower().split(";")):
+        prefix, colon, names = part.rpartition(":")
+        if not colon or prefix == function:
+            found = (names.startswith("^"), frozenset(names.removeprefix("^").split(",")))
+    return found
 
 
 def _replace(path: Path, text: str) -> None:
@@ -222,12 +292,14 @@ def nccl_settings(
 
     Raises:
         ValueError: A number is out of its range.
-        UnsupportedPlanError: NCCL has no such algorithm, or cannot tell apart two groups that
-            choose differently; ``fields`` names all of them.
+        UnsupportedPlanError: Methods are none of NCCL's (those of a plan for gloo), NCCL has no
+            such algorithm, or cannot tell apart two groups that choose differently; ``fields``
+            names all of them.
     """
     _check_range("min_ctas", min_ctas, 1, _MAX_CTAS)
     _check_range("max_ctas", max_ctas, min_ctas or 1, _MAX_CTAS)
     _check_range("cga_cluster_size", cga_cluster_size, 0, _MAX_CGA_CLUSTER_SIZE)
+    _check_methods(plan)
     rules = _tuner_rules(plan)
     zero_cta = _axes_with_copy_engines(plan)
     accepted = {
@@ -262,6 +334,32 @@ def _check_range(name: str, value: int | None, low: int, high: int) -> None:
 
 def _words(value: int | None) -> tuple[str, ...]:
     return () if value is None else (str(value),)
+
+
+def _check_methods(plan: Plan) -> None:
+    foreign = tuple(
+        f"{choice.op} on {choice.axis} by {method}"
+        for choice in plan.collectives
+        for method in sorted(choice.methods())
+        if not _is_nccls(choice.op, method)
+    )
+    if foreign:
+        shown = ", ".join(foreign[:_NUM_CHOICES_SHOWN])
+        more = len(foreign) - _NUM_CHOICES_SHOWN
+        raise UnsupportedPlanError(
+            f"plan {plan.id} is for gloo: {shown}"
+            + (f" and {more} more" if more > 0 else "")
+            + "; NCCL has no such methods: plan for the GPUs of the job, or run this plan on gloo "
+            "without NCCL settings",
+            foreign,
+        )
+
+
+def _is_nccls(op: Collective, method: Method) -> bool:
+    """Return whether NCCL's calls do it, or those of a GPU's copy engines."""
+    if method.path == "library" and op in _TUNED:
+        return method.algorithm in _CALLED
+    return method.path not in ("executor", "shm")
 
 
 def _axes_with_copy_engines(plan: Plan) -> frozenset[Axis]:
@@ -396,8 +494,13 @@ def group_options(settings: NcclSettings, axis: Axis, *, calls: Any = dist) -> A
         calls: ``torch.distributed``.
 
     Raises:
+        ValueError: The settings have no such axis.
         UnsupportedPlanError: This torch has no NCCL, or no such option.
     """
+    if axis not in settings.groups:
+        raise ValueError(
+            f"the NCCL settings have no axis {axis!r}; theirs are {', '.join(settings.groups)}"
+        )
     wanted = settings.groups[axis]
     if wanted == GroupSettings():
         return None

@@ -13,6 +13,10 @@ A group is its thread's from the first synchronised backward of a step to its en
 process group that nothing else uses: calls of two threads on one group may be matched with the
 wrong calls of another rank, and sum up the wrong data without an error.
 
+Before its first bucket each thread sums a fingerprint of the buckets over the ranks (9 numbers of
+fp64, once): tensors of different sizes would end the process in gloo, or hang, or add up the wrong
+gradients.
+
 A step::
 
     gradients = OverlappedGradients(
@@ -26,7 +30,10 @@ A step::
     optimizer.zero_grad(set_to_none=False)
 """
 
+import hashlib
+import logging
 import queue
+import struct
 import threading
 import time
 import weakref
@@ -54,6 +61,8 @@ __all__ = [
     "ddp_bucket_cap_mb",
     "ddp_comm_hook",
 ]
+
+logger = logging.getLogger(__name__)
 
 Reduce = Callable[[torch.Tensor], object]  # sums a flat tensor over the ranks in place
 DdpHook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -109,9 +118,8 @@ class _ReductionThread:
         return reduced
 
 
-def _threads(reduce: Reduce | Sequence[Reduce], divide_by: float) -> list[_ReductionThread]:
-    reduces = [reduce] if callable(reduce) else reduce
-    return [_ReductionThread(one, divide_by) for one in reduces]
+def _listed(reduce: Reduce | Sequence[Reduce]) -> Sequence[Reduce]:
+    return [reduce] if callable(reduce) else reduce
 
 
 def _serve(jobs: _Jobs, reduce: Reduce, divide_by: float) -> None:
@@ -219,6 +227,54 @@ def _in_buckets(parameters: Sequence[_Named], bucket_bytes: int) -> list[list[_N
     return [*closed, *filling.values()]
 
 
+def _fingerprint(buckets: Sequence[_Bucket], num_reduces: int) -> torch.Tensor:
+    """Return [9]: 1, the four 16-bit words of a hash of the buckets, and the words' squares.
+
+    Their sums over the ranks are exact in fp64 up to 2**21 ranks.
+    """
+    layout = [
+        [(g.name, tuple(g.view.shape), g.view.stride(), g.view.dtype) for g in bucket.gradients]
+        for bucket in buckets
+    ]
+    digest = hashlib.sha256(repr((num_reduces, layout)).encode()).digest()
+    words = torch.tensor(struct.unpack("<4H", digest[:8]), dtype=torch.float64)
+    return torch.cat([words.new_ones(1), words, words.square()])
+
+
+def _check_same_buckets(reduce: Reduce, fingerprint: torch.Tensor) -> None:
+    """Raise on all ranks if fingerprints differ.
+
+    A rank whose n-fold has the sums' words and squares knows that the words' variance is zero: so
+    either every rank finds its own, or none does.
+    """
+    summed = fingerprint.clone()
+    reduce(summed)
+    num_ranks = summed[0]
+    if not torch.equal(summed, num_ranks * fingerprint):
+        error = ExecutorError(
+            f"the {num_ranks:.0f} ranks have different buckets of gradients, which cannot be "
+            "summed; on all ranks give OverlappedGradients the same named parameters (names, "
+            "order, shapes, dtypes, memory formats, requires_grad), the same bucket_bytes and as "
+            "many reductions"
+        )
+        error.agreed = True
+        raise error
+
+
+def _after_check(reduce: Reduce, fingerprint: torch.Tensor) -> Reduce:
+    """Return ``reduce``, which before its first sum checks that ranks have the same buckets."""
+    is_checked = False
+
+    def checked(tensor: torch.Tensor) -> None:
+        nonlocal is_checked
+        if not is_checked:
+            _check_same_buckets(reduce, fingerprint)
+            is_checked = True
+        reduce(tensor)
+
+    return checked
+
+
 class OverlappedGradients:
     """Gradients of a plain module, averaged over ranks beside backward.
 
@@ -246,9 +302,10 @@ class OverlappedGradients:
             named_parameters: As ``module.named_parameters()``, in the same order on all ranks.
                 Tied ones count once, those that need no gradient not at all.
             reduce: Sums a flat contiguous tensor over the ranks in place: a communicator's
-                ``all_reduce``, or that of any implementation of collectives. Of several, each gets
-                a thread, and the buckets take turns.
-            bucket_bytes: A bucket is closed once it holds as much.
+                ``all_reduce``, or that of any implementation of collectives. Gets buckets in their
+                dtype and, once, a fingerprint in fp64, whose sum must be exact. Of several, each
+                gets a thread, and the buckets take turns.
+            bucket_bytes: A bucket is closed once it holds as much; the same on all ranks.
             divide_by: The number of ranks, for their average; 1 for the sum.
             unused: What it is if backward does not reach a parameter: an error on all ranks, or a
                 gradient of zeros on this one (an optimizer with momentum or weight decay then
@@ -276,7 +333,11 @@ class OverlappedGradients:
         self._unused = unused
         self._synchronises = True
         self._started: list[Future[torch.Tensor]] = []
-        self._threads = _threads(reduce, divide_by)
+        reduces = _listed(reduce)
+        fingerprint = _fingerprint(self._buckets, len(reduces))
+        self._threads = [
+            _ReductionThread(_after_check(one, fingerprint), divide_by) for one in reduces
+        ]
         # torch hides these hooks from the garbage collector: with more than a weak reference,
         # neither this object nor the parameters would ever be freed.
         owner = weakref.ref(self)
@@ -287,7 +348,7 @@ class OverlappedGradients:
             for bucket in self._buckets
             for gradient in bucket.gradients
         ]
-        self._stop_watching = weakref.finalize(self, _remove, hooks)
+        self._stop_watching = weakref.finalize(self, _end_watch, hooks, self._started)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -310,6 +371,7 @@ class OverlappedGradients:
             Seconds that this call blocked: what was not hidden.
 
         Raises:
+            ExecutorError: On all ranks, in the first step, if their buckets differ.
             MissingGradientsError: On all ranks, if backward missed a parameter on one and
                 ``unused`` is "error". The gradients are averaged with zeros in its place.
             Exception: What ``reduce`` raised in the thread (``LostPeerError`` by a communicator);
@@ -332,7 +394,10 @@ class OverlappedGradients:
         return blocked_s
 
     def close(self) -> None:
-        """Stop watching the parameters, which keep their gradients, and end the thread."""
+        """Stop watching the parameters, which keep their gradients, and end the thread.
+
+        In the middle of a step it logs a warning, as the end of the object or the process does.
+        """
         self._stop_watching()
         for thread in self._threads:
             thread.close()
@@ -340,9 +405,10 @@ class OverlappedGradients:
     def _accumulated(self, bucket: _Bucket, gradient: _Gradient) -> None:
         if gradient.is_final:
             raise ExecutorError(
-                f"backward reached parameter {gradient.name!r} twice in a step, and its bucket "
-                "may be on its way already: call wait() after a synchronised backward, put "
-                "earlier ones into no_sync(), and checkpoint with use_reentrant=False"
+                "wait() was not called after the last synchronised backward (or that backward "
+                f"itself came twice to a parameter): {gradient.name!r} has its gradient, and its "
+                "bucket may be on its way already; call wait() once per step, put earlier "
+                "backwards of the step into no_sync(), and checkpoint with use_reentrant=False"
             )
         gradient.bring_home()
         gradient.is_there = True
@@ -370,9 +436,15 @@ def _tell(
     gradients._accumulated(bucket, gradient)
 
 
-def _remove(hooks: Sequence[RemovableHandle]) -> None:
+def _end_watch(hooks: Sequence[RemovableHandle], started: Sequence[object]) -> None:
     for hook in hooks:
         hook.remove()
+    if started:
+        # Logged, not raised or warned: this may run in the garbage collector, or at exit.
+        logger.warning(
+            "OverlappedGradients ended in the middle of a step: wait() was not called after the "
+            "last synchronised backward, so its gradients are not averaged"
+        )
 
 
 def ddp_comm_hook(reduce: Reduce | Sequence[Reduce], *, divide_by: float) -> DdpHook:
@@ -389,7 +461,7 @@ def ddp_comm_hook(reduce: Reduce | Sequence[Reduce], *, divide_by: float) -> Ddp
             so, each on groups of its own.
         divide_by: The number of ranks.
     """
-    threads = _threads(reduce, divide_by)
+    threads = [_ReductionThread(one, divide_by) for one in _listed(reduce)]
     at_end_of_backward = Variable._execution_engine.queue_callback
 
     def hook(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:

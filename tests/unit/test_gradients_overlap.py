@@ -1,15 +1,21 @@
 """Overlapped gradients are those of an all_reduce after backward, in one order on all ranks."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore  # public without their types
 from torch.nn import functional
 
 from executor.errors import ExecutorError, LostPeerError
@@ -23,6 +29,7 @@ from executor.mesh import RankGroup
 from tests.unit.gloo_ranks import on_ranks
 
 FP64 = 8
+FINGERPRINT = 9  # numbers that a thread sums before its first bucket
 WITHIN_S = 10.0
 
 
@@ -105,7 +112,8 @@ def test_buckets_take_turns_among_several_reductions_which_run_at_once() -> None
     )
     sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
     gradients.wait()
-    assert seen == [[2, 4], [3, 5]]  # reversed, a flag behind each
+    # reversed, a flag behind each
+    assert seen == [[FINGERPRINT, 2, 4], [FINGERPRINT, 3, 5]]
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -178,7 +186,7 @@ def test_buckets_go_in_one_order_whatever_order_gradients_come_in() -> None:
     results = on_ranks(3, run)
     assert len({tuple(reached) for reached, _, _ in results}) == 3, "orders differ"
     for _, reduced, values in results:
-        assert reduced == [301, 21, 2] * 4  # an element, and its flag
+        assert reduced == [FINGERPRINT, *[301, 21, 2] * 4]  # elements, and a flag
         assert values == pytest.approx([1.0, 2.0, 3.0])
 
 
@@ -248,7 +256,7 @@ def test_a_step_without_a_synchronised_backward_is_reduced_by_wait() -> None:
         model((0, 1, 2)).backward()
     assert reduced == []
     gradients.wait()
-    assert reduced == [1 + 20 + 300 + 3]
+    assert reduced == [FINGERPRINT, 1 + 20 + 300 + 3]
 
 
 def test_an_error_of_the_thread_is_raised_by_wait_and_nothing_is_sent_any_more() -> None:
@@ -257,7 +265,7 @@ def test_an_error_of_the_thread_is_raised_by_wait_and_nothing_is_sent_any_more()
 
     def reduce(tensor: torch.Tensor) -> None:
         calls.append(tensor.numel())
-        if len(calls) == 2:
+        if len(calls) == 3:
             raise LostPeerError("rank 1 is gone")
 
     gradients = alone(model, reduce)
@@ -265,7 +273,7 @@ def test_an_error_of_the_thread_is_raised_by_wait_and_nothing_is_sent_any_more()
         model((0, 1, 2)).backward()
         with pytest.raises(LostPeerError, match="rank 1 is gone"):
             gradients.wait()
-    assert calls == [301, 21]
+    assert calls == [FINGERPRINT, 301, 21]
 
 
 @pytest.mark.parametrize("synchronises", [True, False])
@@ -277,13 +285,109 @@ def test_backward_before_wait_is_refused(synchronises: bool) -> None:
     model = Branches()
     gradients = alone(model)
     model((0, 1, 2)).backward()
-    with pytest.raises(ExecutorError, match=r"'parts\.\d' twice in a step.*wait\(\).*no_sync"):
+    with pytest.raises(ExecutorError, match=r"^wait\(\) was not called .*'parts\.\d'.*no_sync"):
         backward(model, gradients)
     gradients.wait()
     model.zero_grad()
     model((0, 1, 2)).backward()
     gradients.wait()
     assert [float(p.grad[0]) for p in model.parts if p.grad is not None] == [1.0, 2.0, 3.0]
+
+
+def end_by_close(gradients: list[OverlappedGradients]) -> None:
+    gradients[0].close()
+    gradients[0].close()
+
+
+def end_by_collection(gradients: list[OverlappedGradients]) -> None:
+    gradients.clear()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("end", [end_by_close, end_by_collection])
+def test_an_end_without_wait_is_logged_once(
+    caplog: pytest.LogCaptureFixture, end: Callable[[list[OverlappedGradients]], None], waits: bool
+) -> None:
+    model = Branches()
+    gradients = [alone(model)]
+    model((0, 1, 2)).backward()
+    if waits:
+        gradients[0].wait()
+    end(gradients)
+    del gradients
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == (0 if waits else 1)
+    assert all("wait() was not called after the last" in message for message in warned)
+
+
+def test_a_process_that_ends_without_wait_says_so() -> None:
+    script = (
+        "import torch; from executor.gradients.overlap import OverlappedGradients\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "gradients = OverlappedGradients(\n"
+        "    model.named_parameters(), lambda _: None, bucket_bytes=1, divide_by=1)\n"
+        "model(torch.ones(2)).sum().backward()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stderr.count("wait() was not called") == 1
+
+
+def as_second_rank_has_it(differs: str) -> tuple[nn.Module, dict[str, int]]:
+    """Return a model, and options, of which one thing is not as the first rank has it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 2, bias=False)).double()
+    options = {"bucket_bytes": 40 * FP64, "num_reduces": 2}
+    if differs in options:
+        options[differs] = 1
+    elif differs == "order":
+        model = nn.Sequential(*reversed(model))
+    elif differs == "dtype":
+        model = model.float()
+    elif differs == "memory format":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stub lacks it
+    elif differs == "requires_grad":
+        model[0].bias.requires_grad_(False)
+    return model, options
+
+
+@pytest.mark.parametrize(
+    "differs",
+    ["bucket_bytes", "num_reduces", "order", "dtype", "memory format", "requires_grad", "nothing"],
+)
+def test_different_buckets_are_an_error_on_all_ranks(differs: str) -> None:
+    store = HashStore()
+
+    def run(group: RankGroup) -> list[Exception]:
+        own = PrefixStore("second", store)
+        second = dist.ProcessGroupGloo(own, group.index, group.size, timedelta(seconds=WITHIN_S))
+        model, options = as_second_rank_has_it(differs if group.index == 1 else "nothing")
+        reduces = [
+            summing(group),
+            summing(replace(group, process_group=cast(dist.ProcessGroup, second))),
+        ]
+        gradients = OverlappedGradients(
+            model.named_parameters(),
+            reduces[: options["num_reduces"]],
+            bucket_bytes=options["bucket_bytes"],
+            divide_by=group.size,
+        )
+        raised: list[Exception] = []
+        for _ in range(2):
+            model.zero_grad()
+            sum(parameter.sum() for parameter in model.parameters()).backward()  # type: ignore[union-attr]
+            try:
+                gradients.wait()
+            except ExecutorError as error:
+                raised.append(error)
+        return raised
+
+    for raised in on_ranks(3, run):
+        assert len(raised) == (0 if differs == "nothing" else 2)
+        for error in raised:
+            assert isinstance(error, ExecutorError)
+            assert error.agreed
+            assert "the 3 ranks have different buckets" in str(error)
 
 
 def test_gradients_stay_views_in_the_memory_order_of_their_parameters() -> None:

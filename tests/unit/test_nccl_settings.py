@@ -50,7 +50,7 @@ def choice(axis: Axis, op: Collective, method: Method, *steps: tuple[int, Method
     """Return a choice: up to so many bytes each step's method, ``method`` above."""
     thresholds = [
         SizeThreshold(up_to_bytes=size, algorithm=step.algorithm, path=step.path)
-        for size, step in steps
+        for size, step in [*steps, (None, method)]
     ]
     return CollectiveChoice(
         axis=axis,
@@ -126,9 +126,39 @@ def test_rings_alone_need_no_file(all_rings: Plan) -> None:
 
 
 def test_a_plan_that_leaves_all_to_nccl_sets_nothing(all_rings: Plan) -> None:
-    ours = choosing(all_rings, choice("dp", "all_reduce", Method("tree", "executor")))
-    assert nccl_settings(ours).environment == {}
-    assert nccl_settings(ours).tuner_rules == ()
+    settings = nccl_settings(choosing(all_rings, choice("dp", "all_to_all", Method("direct"))))
+    assert settings.environment == {}
+    assert settings.tuner_rules == ()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method("halving_doubling", "executor"),
+        Method("ring", "executor"),
+        Method("hierarchical", "shm"),
+        Method("copy_engine", "shm"),
+        Method("halving_doubling"),
+    ],
+    ids=str,
+)
+def test_methods_that_nccl_cannot_have_are_named(all_rings: Plan, method: Method) -> None:
+    plan = choosing(
+        all_rings,
+        choice("tp", "all_gather", Method("ring")),
+        choice("dp_cp", "all_reduce", Method("ring"), (KIB, method)),
+    )
+    with pytest.raises(UnsupportedPlanError) as found:
+        nccl_settings(plan)
+    assert found.value.fields == (f"all_reduce on dp_cp by {method}",)
+    assert f"plan {plan.id} is for gloo: {found.value.fields[0]}; NCCL has no" in str(found.value)
+
+
+def test_of_many_such_methods_three_are_shown(all_rings: Plan) -> None:
+    method = Method("ring", "executor")
+    axes: tuple[Axis, ...] = ("dp", "tp", "cp", "ep", "edp")
+    with pytest.raises(UnsupportedPlanError, match=r"on dp .* on tp .* on cp .* and 2 more;"):
+        nccl_settings(choosing(all_rings, *(choice(axis, "all_reduce", method) for axis in axes)))
 
 
 def test_a_hierarchy_is_rings_in_its_parts_and_no_line_of_its_own(all_rings: Plan) -> None:
@@ -239,6 +269,67 @@ def test_every_variable_that_contradicts_is_named_and_none_is_set(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Simple",
+        "ll,SIMPLE",
+        "^LL128",
+        "LL;allreduce:simple",
+        "simple;broadcast:LL",
+        "allgather:LL",
+        "",
+    ],
+)
+def test_protocols_with_simple_pass(with_trees: Plan, tmp_path: Path, value: str) -> None:
+    rules = [rule for rule in nccl_settings(with_trees).tuner_rules if rule.op == "all_reduce"]
+    settings = NcclSettings({}, {}, tuple(rules), {})
+    environment = {"NCCL_PROTO": value}
+    settings.apply(environment, tmp_path / "tuner.csv")
+    assert environment["NCCL_PROTO"] == value
+
+
+@pytest.mark.parametrize(
+    "value", ["LL", "ll,LL128", "^simple", "^LL,Simple", "simple;allreduce:LL"]
+)
+def test_protocols_without_simple_contradict_the_lines(
+    with_trees: Plan, tmp_path: Path, value: str
+) -> None:
+    with pytest.raises(
+        PlanMismatchError, match=r"NCCL_PROTO='.*', the plan needs Simple for .*allreduce"
+    ):
+        nccl_settings(with_trees).apply({"NCCL_PROTO": value}, tmp_path / "tuner.csv")
+    assert not any(tmp_path.iterdir())
+
+
+def test_protocols_are_free_where_no_line_names_one(all_rings: Plan) -> None:
+    nccl_settings(all_rings).apply({"NCCL_PROTO": "LL"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Ring",
+        "RING",
+        "allreduce:Ring;allgather:ring;reducescatter:RING",
+        "tree;allreduce:ring;allgather:ring;reducescatter:ring",
+        "ring;broadcast:tree",
+    ],
+)
+def test_another_word_for_rings_alone_is_left_as_it_is(all_rings: Plan, value: str) -> None:
+    environment = {"NCCL_ALGO": value}
+    nccl_settings(all_rings).apply(environment)
+    assert environment == {"NCCL_ALGO": value}
+
+
+@pytest.mark.parametrize(
+    "value", ["Tree", "ring,tree", "^ring", "^tree", "allreduce:ring", "ring;allgather:pat", ""]
+)
+def test_what_is_not_rings_alone_contradicts_them(all_rings: Plan, value: str) -> None:
+    with pytest.raises(PlanMismatchError, match=r"NCCL_ALGO='.*', the plan sets '.*allreduce:ring"):
+        nccl_settings(all_rings).apply({"NCCL_ALGO": value})
+
+
 def test_a_file_without_a_place_is_refused(with_trees: Plan) -> None:
     with pytest.raises(PlanMismatchError, match="give tuner_file"):
         nccl_settings(with_trees).apply({})
@@ -305,6 +396,24 @@ def test_what_is_not_asked_for_stays_nccls_own() -> None:
     options = group_options(settings, "tp", calls=SimpleNamespace(ProcessGroupNCCL=FakeNccl))
     assert vars(options.config) == FakeNccl.config
     assert group_options(settings, "dp") is None
+
+
+def test_an_axis_that_is_none_is_told_the_axes() -> None:
+    axis: Any = "dpp"
+    with pytest.raises(ValueError, match=r"no axis 'dpp'; theirs are tp, dp$"):
+        group_options(of_tp(GroupSettings()), axis)
+
+
+def test_what_is_left_to_nccl_is_not_printed(all_rings: Plan) -> None:
+    assert repr(GroupSettings()) == "GroupSettings()"
+    settings = of_tp(GroupSettings(cga_cluster_size=0, zero_cta=True))
+    shown = "{'tp': GroupSettings(cga_cluster_size=0, zero_cta=True)}"
+    assert repr(settings) == (
+        f"NcclSettings(environment={{}}, accepted={{}}, tuner_rules=(), groups={shown})"
+    )
+    assert repr(nccl_settings(all_rings)).endswith(
+        ":ring'}, accepted={}, tuner_rules=(), groups={})"
+    )
 
 
 def test_a_torch_without_nccl_says_so() -> None:
