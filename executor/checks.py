@@ -1,48 +1,22 @@
 """Which plans this executor can run: one list of what it cannot honour, each by name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
-from planner.plan import Algorithm, Collective, CollectiveChoice, Method, Plan
+from planner.methods import OWN_METHODS
+from planner.plan import Algorithm, Axis, Collective, CollectiveChoice, Method, Plan
 
-__all__ = ["METHODS", "check_plan", "unsupported_fields"]
+__all__ = ["check_plan", "unsupported_fields"]
 
-# What an operation may be planned as where the library's own call runs it.
-_LIBRARY: Final[dict[Collective, frozenset[Algorithm]]] = {
+# What gloo's own call may be planned as: it is run whatever the name is.
+_AS_LIBRARY: Final[dict[Collective, frozenset[Algorithm]]] = {
     "send_recv": frozenset({"point_to_point"}),
     "all_to_all": frozenset({"singleton", "direct", "pairwise"}),
     "gather": frozenset({"singleton", "direct"}),
     "scatter": frozenset({"singleton", "direct"}),
 }
 _RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
-_REDUCING: Final = frozenset(
-    {
-        *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
-        *(Method("three_level", path) for path in ("executor", "shm")),
-        *(Method(algorithm, "executor") for algorithm in ("ring", "halving_doubling", "direct")),
-        Method("copy_engine", "shm"),
-    }
-)
-# What runs each operation here beside the library's own call.
-METHODS: Final[dict[Collective, frozenset[Method]]] = {
-    "all_reduce": _REDUCING | {Method("tree", "executor")},
-    "all_gather": _REDUCING,
-    "reduce_scatter": _REDUCING,
-    "all_to_all": frozenset(
-        Method(algorithm, "executor") for algorithm in ("direct", "pairwise", "hierarchical")
-    ),
-    "broadcast": frozenset(
-        {
-            *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
-            Method("ring", "executor"),
-            Method("tree", "executor"),
-            Method("copy_engine", "shm"),
-        }
-    ),
-    "gather": frozenset({Method("direct", "executor")}),
-    "scatter": frozenset({Method("direct", "executor")}),
-}
 
 
 def check_plan(plan: Plan, *, world_size: int, backend: str = "gloo") -> None:
@@ -106,6 +80,10 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
     yield from _unsupported_pipeline(plan)
     for choice in plan.collectives:
         yield from _unsupported_choice(plan, choice)
+    for probe in plan.probes:
+        if probe.algorithm is not None:
+            method = Method(probe.algorithm, probe.path)
+            yield from _unsupported_methods(plan, probe.axis, probe.op, [method])
 
 
 def _unsupported_sequence(plan: Plan) -> Iterator[str]:
@@ -138,9 +116,17 @@ def _unsupported_pipeline(plan: Plan) -> Iterator[str]:
 
 def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     """Yield the methods of a choice that nothing here implements."""
-    if plan.layout.degree(choice.axis) == 1:
-        return
-    of_library = map(Method, _LIBRARY.get(choice.op, _RINGS_AND_TREES))
-    known = {*of_library, *METHODS.get(choice.op, ())}
-    for method in sorted(choice.methods() - known):
-        yield f"collectives: {method} for {choice.op} on {choice.axis}"
+    if plan.layout.degree(choice.axis) > 1:
+        yield from _unsupported_methods(plan, choice.axis, choice.op, choice.methods())
+
+
+def _unsupported_methods(
+    plan: Plan, axis: Axis, op: Collective, methods: Iterable[Method]
+) -> Iterator[str]:
+    of_library = map(Method, _AS_LIBRARY.get(op, _RINGS_AND_TREES))
+    known = {*of_library, *OWN_METHODS["gloo"].get(op, ())}
+    for method in sorted(methods):
+        if method not in known:
+            yield f"collectives: {method} for {op} on {axis}"
+        elif method.algorithm == "three_level" and plan.ranks.outer_units is None:
+            yield f"collectives: {method} for {op} on {axis} without ranks.outer_units"

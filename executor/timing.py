@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -27,6 +27,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import Mesh
 from executor.peers import lost_peer
+from planner.methods import LIBRARY_METHODS
 from planner.plan import (
     Algorithm,
     Axis,
@@ -37,22 +38,6 @@ from planner.plan import (
 )
 
 __all__ = ["CallKey", "Recorder", "tensor_bytes"]
-
-# What a library runs whatever it is asked for. gloo's all_reduce is a ring unless told otherwise
-# (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it; torch
-# makes a reduce_scatter of it. Its broadcast is a binomial tree, its all_to_all posts all messages
-# at once, and all others talk to the root.
-_LIBRARY_ALGORITHMS: Final[dict[str, dict[Collective, Algorithm]]] = {
-    "gloo": {
-        "all_reduce": "ring",
-        "all_gather": "ring",
-        "reduce_scatter": "ring",
-        "all_to_all": "direct",
-        "broadcast": "tree",
-        "gather": "direct",
-        "scatter": "direct",
-    }
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +89,8 @@ class Recorder:
 
     def library_method(self, op: Collective, planned: Method) -> Method:
         """Return how a call is done that is left to the library, whatever was planned."""
-        return Method(_LIBRARY_ALGORITHMS.get(self._backend, {}).get(op, planned.algorithm))
+        own = LIBRARY_METHODS.get(self._backend, {}).get(op, ())
+        return own[0] if own else planned
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:

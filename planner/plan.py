@@ -392,6 +392,17 @@ class CollectiveChoice(Document):
         default=None, description="below which no algorithm comes at nominal link rates"
     )
 
+    @model_validator(mode="after")
+    def _thresholds_ascend(self) -> "CollectiveChoice":
+        ends = [step.up_to_bytes for step in self.thresholds]
+        closed = [end for end in ends if end is not None]
+        if closed != sorted(set(closed)) or ends != [*closed, *([None] * (len(ends) > 0))]:
+            raise ValueError(
+                f"thresholds of {self.op} on {self.axis} end at {ends}; need them ascending, and "
+                "null for the last alone"
+            )
+        return self
+
     def method_for(self, size_bytes: int) -> Method:
         """Return how a message of ``size_bytes`` is sent."""
         for threshold in self.thresholds:
@@ -624,6 +635,10 @@ class Plan(Document):
                 f"pipeline.stages hold {len(layers)} layers in the order {layers[:8]}...; "
                 f"need each of the {self.model.num_layers} layers exactly once, in model order"
             )
+        chosen = [(choice.axis, choice.op) for choice in self.collectives]
+        for axis, op in chosen:
+            if chosen.count((axis, op)) > 1:
+                raise ValueError(f"collectives choose {op} on {axis} twice; give one choice")
         for field in ("units", "outer_units"):
             units = getattr(self.ranks, field)
             placed = sorted(rank for unit in units or () for rank in unit)
@@ -777,7 +792,7 @@ class RankTimings(Document):
     communication_s: tuple[Seconds, ...] = Field(
         description="stood still in collectives, waits for other ranks included"
     )
-    collectives: tuple[CollectiveTiming, ...] = ()
+    collectives: tuple[CollectiveTiming, ...] = Field(default=(), max_length=20_000)
 
 
 class CalibrationRun(Document):

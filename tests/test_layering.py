@@ -21,7 +21,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
     frozenset(floor.split())
     for floor in (
         "errors units constants",
-        "plan routing segments documents",
+        "plan",
+        "routing segments methods documents",
         "hardware",
         "topology model",
         "request",
@@ -47,7 +48,7 @@ FORBIDDEN = {
     "executor": {"api", "fastapi", "sqlalchemy"},
 }
 # The planner's pure leaves: all that a training job needs of it.
-LEAVES = {"plan", "errors", "units", "pipeline", "routing", "segments"}
+LEAVES = {"plan", "errors", "units", "pipeline", "routing", "segments", "methods"}
 
 
 class Import(NamedTuple):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from executor.collectives.library import Library
 from executor.collectives.methods import Runner, Runners, runners
 from executor.collectives.protocol import Collectives
+from executor.errors import PlanMismatchError
 from executor.mesh import Mesh, RankGroup
 from executor.timing import CallKey, Recorder, tensor_bytes
 from planner.plan import AXES, Axis, Collective, Method, Plan
@@ -87,6 +88,11 @@ class Communicator:
         if self.group.process_group is None:
             return whole
         rows = whole.movedim(dim, 0).contiguous()
+        if rows.shape[0] % self.size:
+            raise PlanMismatchError(
+                f"reduce_scatter on {self.axis}: {rows.shape[0]} rows cannot be shared out among "
+                f"{self.size} ranks; pad them to a multiple"
+            )
         shard = rows.new_empty(rows.shape[0] // self.size, *rows.shape[1:])
         self.reduce_scatter_into(shard, rows)
         return _moved_back(shard, dim)

@@ -8,7 +8,6 @@ from typing import Final, cast
 import torch
 import torch.distributed as dist
 
-from executor.checks import METHODS
 from executor.collectives.all_to_all import TwoLevelAllToAll
 from executor.collectives.direct import Direct
 from executor.collectives.halving import HalvingDoubling
@@ -21,6 +20,7 @@ from executor.collectives.shared import SharedMemory
 from executor.collectives.tree import Tree
 from executor.errors import UnsupportedPlanError
 from executor.mesh import Mesh, RankGroup, SplitGroup
+from planner.methods import OWN_METHODS
 from planner.plan import Axis, Collective, Method, Plan
 
 __all__ = ["Runner", "Runners", "methods_of", "runners"]
@@ -59,7 +59,9 @@ def methods_of(plan: Plan, axis: Axis) -> dict[Collective, list[Method]]:
     for probe in plan.probes:
         if probe.axis == axis and probe.algorithm is not None:
             found.setdefault(probe.op, set()).add(Method(probe.algorithm, probe.path))
-    return {op: sorted(found[op] & METHODS.get(op, frozenset())) for op in sorted(found)}
+    return {
+        op: sorted(found[op].intersection(OWN_METHODS["gloo"].get(op, ()))) for op in sorted(found)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +86,16 @@ def runners(plan: Plan, axis: Axis, mesh: Mesh, *, timeout_s: float) -> Runners:
     """Return what runs the methods of an axis; all ranks of the world call this together.
 
     Where shared memory cannot be had on every host of the group, all its ranks take messages
-    instead, and the first says why.
+    instead of it in hierarchies, and the library's call instead of a copy engine, which is then
+    missing here; the first rank of the members that cannot have it says why.
     """
     builder = _Builder(mesh.groups[axis], mesh.splits.get(axis), timeout_s)
     by_method = {
-        (op, method): builder.runner(op, method)
+        (op, method): runner
         for op, methods in methods_of(plan, axis).items()
         for method in methods
         if builder.group.process_group is not None
+        if (runner := builder.runner(op, method)) is not None
     }
     return Runners(by_method, builder.memories())
 
@@ -103,25 +107,23 @@ class _Builder:
         self.group = group
         self._split = split
         self._timeout_s = timeout_s
-        self._made: dict[Method, Runner] = {}
+        self._made: dict[Method, Runner | None] = {}
         self._shared: dict[tuple[int, ...], SharedMemory | None] = {}
 
-    def runner(self, op: Collective, method: Method) -> Runner:
+    def runner(self, op: Collective, method: Method) -> Runner | None:
         if op == "all_to_all" and method.algorithm == "hierarchical":
             return _runner(method, TwoLevelAllToAll(self.group))
         if method not in self._made:
             self._made[method] = self._make(method)
         return self._made[method]
 
-    def _make(self, method: Method) -> Runner:
+    def _make(self, method: Method) -> Runner | None:
         if method in _FLAT:
             return _runner(method, _FLAT[method](self.group))
         if method.algorithm != "copy_engine":
             return self._hierarchy(method)
         shared = self._open(self.group)
-        if shared is None:
-            return _runner(Method("ring"), Library(self.group))
-        return _runner(method, shared)
+        return None if shared is None else _runner(method, shared)
 
     def _hierarchy(self, method: Method) -> Runner:
         split = self._split
@@ -159,7 +161,7 @@ class _Builder:
             return shared
         if members.index == 0:
             logger.warning(
-                "shared memory is replaced by messages on ranks %s: %s",
+                "ranks %s do without shared memory: %s",
                 list(self.group.ranks),
                 reason or "other hosts of the group have none",
             )
@@ -169,5 +171,5 @@ class _Builder:
 
 
 def _runner(method: Method, collectives: object) -> Runner:
-    """Return the runner; of the protocol an object has what ``METHODS`` says."""
+    """Return the runner; of the protocol an object has what ``OWN_METHODS`` says."""
     return Runner(method, cast(Collectives, collectives))

@@ -16,14 +16,11 @@ from executor.collectives.host import HostSegment, open_segment
 from executor.collectives.protocol import Op
 from executor.collectives.reduction import accumulate, average, require_reducible
 from executor.mesh import RankGroup
+from planner.segments import SHARED_CAPACITY_BYTES, SHARED_SMALL_BYTES
 
 __all__ = ["SharedMemory"]
 
 _ALIGNMENT_BYTES: Final = 64
-_CAPACITY_BYTES: Final = 16 * 2**20
-# Up to here one barrier and reading everything is faster than two barriers and reading one's part
-# twice: measured with 2, 4 and 8 ranks on two cores, where they meet between 256 and 512 KiB.
-_SMALL_BYTES: Final = 256 * 2**10
 
 
 class SharedMemory:
@@ -44,7 +41,7 @@ class SharedMemory:
 
     @classmethod
     def open(
-        cls, group: RankGroup, *, capacity_bytes: int = _CAPACITY_BYTES, timeout_s: float
+        cls, group: RankGroup, *, capacity_bytes: int = SHARED_CAPACITY_BYTES, timeout_s: float
     ) -> "SharedMemory":
         """Return the shared memory of ``group``; all members call this together.
 
@@ -71,7 +68,7 @@ class SharedMemory:
         """Reduce ``tensor`` over the group, in place."""
         require_reducible(tensor, op)
         flat = tensor.view(-1)
-        if flat.nbytes <= min(_SMALL_BYTES, self._slot_bytes):
+        if flat.nbytes <= min(SHARED_SMALL_BYTES, self._slot_bytes):
             self._reduce_everywhere(flat, op)
             return
         for blocks in self._by_rounds(flat):

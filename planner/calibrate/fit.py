@@ -21,6 +21,7 @@ from planner.calibrate.levels import (
     fit_transfers,
 )
 from planner.calibrate.runs import NOT_TRANSFERS, Measured, plan_candidate
+from planner.cost.algorithms import is_possible
 from planner.cost.step import mean_compute_s, price
 from planner.errors import InvalidInputError
 from planner.layout.groups import axis_group
@@ -151,7 +152,8 @@ def _host_s(fitted: Sequence[Measured]) -> float:
 def _transfers(one: Measured) -> list[Transfer]:
     """Return each collective and size of a run, in training and in probes.
 
-    The i-th call of a group took as long as on the rank that waited least.
+    The i-th call of a group took as long as on the rank that waited least. What the model has no
+    price for on such a group (halving on six ranks) says nothing.
     """
     calls: dict[_Call, dict[int, tuple[float, ...]]] = defaultdict(dict)
     for timings in one.run.ranks:
@@ -166,6 +168,8 @@ def _transfers(one: Measured) -> list[Transfer]:
                 )
                 calls[key][timings.rank] = timing.seconds
     candidate = plan_candidate(one.problem, one.plan)
+    axes = {call.axis for call in calls}
+    groups = {axis: axis_group(one.problem.fabric, candidate, axis) for axis in axes}
     found: list[Transfer] = []
     for call, seconds in calls.items():
         fastest = [
@@ -174,8 +178,8 @@ def _transfers(one: Measured) -> list[Transfer]:
             if all(rank in seconds for rank in group)
             and len({len(seconds[rank]) for rank in group}) == 1
         ]
-        if fastest:
-            group = axis_group(one.problem.fabric, candidate, call.axis)
+        group = groups[call.axis]
+        if fastest and is_possible(call.op, call.method, group)[0]:
             size, median = np.array([float(call.size_bytes)]), float(np.median(fastest))
             found.append(Transfer(one.problem.fabric, call.op, call.method, group, size, median))
     return found

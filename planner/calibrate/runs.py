@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import legal_methods
+from planner.cost.collectives import PRICED_PATHS, legal_methods
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.layout.candidates import (
@@ -55,10 +55,10 @@ class Measured:
 
 
 def check_calibration(calibration: Calibration, topology: str) -> None:
-    """Return if ``calibration`` was measured on the topology of this name.
+    """Return if ``calibration`` was measured on the topology of this name, by known paths.
 
     Raises:
-        InvalidInputError: It was measured elsewhere.
+        InvalidInputError: It was measured elsewhere, or by others.
     """
     if calibration.topology != topology:
         raise InvalidInputError(
@@ -66,6 +66,13 @@ def check_calibration(calibration: Calibration, topology: str) -> None:
             f"is for {topology!r}; use one of that topology, or none",
             where="calibration",
         )
+    for call in calibration.calls:
+        if call.path not in PRICED_PATHS:
+            raise InvalidInputError(
+                f"calibration {calibration.id} has {call.op} by {call.path}, which has no price "
+                f"here; leave it out: priced are {', '.join(PRICED_PATHS)}",
+                where="calibration",
+            )
 
 
 def check_run(measured: Measured) -> None:
@@ -204,7 +211,7 @@ def _timing_problems(
 def _algorithm_problem(
     timing: CollectiveTiming, problem: Problem, field: str
 ) -> Iterator[tuple[str, str]]:
-    if timing.op in NOT_TRANSFERS:
+    if timing.op == "send_recv":
         return
     legal = legal_methods(problem.fabric, problem.framework, timing.op)
     method = Method(timing.algorithm, timing.path)

@@ -16,7 +16,7 @@ tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      2 S; executor: ``_double_tr
 tree, broadcast     log2(m/b); executor: as above    S b log2(n/b); executor: S to 2 S
 direct              1, n-1 messages at once          S b (n-b)/n a pass; gather, scatter: S (n-b)/n
 pairwise            m - b                            S b (n-b)/n
-copy_engine         one barrier a pass               S (n-1)/n a pass, in memory
+copy_engine         ``shared_barriers``              S (n-1)/n a pass, in memory
 hierarchical        of its parts                     inside S, across S/m[0] by every member
 point_to_point      1                                S
 ==================  ===============================  ============================================
@@ -39,7 +39,7 @@ from planner.constants import TREE_EFFICIENCY
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import CallPath, Collective, Method
-from planner.segments import chain_segments, hierarchy_pieces, tree_segments
+from planner.segments import chain_segments, hierarchy_pieces, shared_barriers, tree_segments
 from planner.topology.document import Library
 
 __all__ = ["PASSES", "Phase", "is_possible", "members_below", "phases", "runs_as"]
@@ -316,12 +316,11 @@ def _point_to_point(op: Collective, group: Group, size_bytes: Column) -> list[Ph
 
 
 def _copy_engine(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """Copies inside the innermost unit: every pass ends in one barrier."""
-    none = np.zeros(len(group.degree))
-    moved = size_bytes * (group.degree - 1) / group.degree
-    outer = [none] * (len(group.members) - 1)
-    copies = Phase(group, [none + 1.0, *outer], [moved, *outer], [moved, *outer])
-    return [copies] * PASSES.get(op, 1)
+    """Copies inside the innermost unit, of which every round ends in a barrier."""
+    outer = [np.zeros(len(group.degree))] * (len(group.members) - 1)
+    barriers = shared_barriers(op, size_bytes, group.degree)
+    moved = PASSES.get(op, 1) * size_bytes * (group.degree - 1) / group.degree
+    return [Phase(group, [barriers, *outer], [moved, *outer], [moved, *outer])]
 
 
 _FLAT: Final[dict[str, Callable[[Collective, Group, Column], list[Phase]]]] = {

@@ -9,7 +9,7 @@ have no NIC of their own, less for direct, pairwise and point_to_point than for 
                                                 + max_i out[i] / (b B[i]) / efficiency + fill)
 
 Pieces of a hierarchy are on different levels at a time: then the longer side counts, and one piece
-of the other.
+of the other; of latencies and of transfers each, which is an upper bound where both matter.
 
 A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
 are the level's own, as a library's calls see them; other paths have their own by factors, and an
@@ -36,10 +36,12 @@ from planner.cost.algorithms import Phase, is_possible, members_below, phases
 from planner.frameworks import own_methods
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
+from planner.methods import LIBRARY_METHODS
 from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import Fabric, Level
 
 __all__ = [
+    "PRICED_PATHS",
     "Choice",
     "Terms",
     "achieved_bytes_per_s",
@@ -51,34 +53,14 @@ __all__ = [
     "thresholds",
 ]
 
-# What each library runs, its default first: NCCL's tuner; what gloo runs unless told otherwise
-# (gloo/allreduce.cc, AllreduceOptions::Algorithm::UNSPECIFIED), and torch does not tell it.
-# RCCL, HCCL and oneCCL are taken to run what NCCL runs.
-_NCCL: Final[dict[Collective, tuple[Method, ...]]] = {
-    "all_reduce": (Method("ring"), Method("tree")),
-    "all_gather": (Method("ring"),),
-    "reduce_scatter": (Method("ring"),),
-    "all_to_all": (Method("direct"),),
-    "send_recv": (Method("point_to_point"),),
-}
-_LIBRARY: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
-    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _NCCL),
-    "gloo": {
-        "all_reduce": (Method("ring"),),
-        "all_gather": (Method("ring"),),
-        "reduce_scatter": (Method("ring"),),
-        "all_to_all": (Method("direct"),),
-        "broadcast": (Method("tree"),),
-        "gather": (Method("direct"),),
-        "scatter": (Method("direct"),),
-        "send_recv": (Method("point_to_point"),),
-    },
-}
 # Of a hierarchy: reduce_scatter, all_reduce and all_gather of an all_reduce, else two.
 _CALLS: Final[dict[str, dict[str, int]]] = {
     "hierarchical": {"all_reduce": 3, "": 2},
     "three_level": {"all_reduce": 5, "": 3},
 }
+
+
+PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +106,7 @@ def legal_methods(fabric: Fabric, framework: Framework, op: Collective) -> tuple
     num_levels = len(fabric.levels)
     needs = {"hierarchical": 2, "three_level": 3}
     return (
-        *_LIBRARY[fabric.library].get(op, ()),
+        *LIBRARY_METHODS[fabric.library].get(op, ()),
         *(method for method in own if needs.get(method.algorithm, 1) <= num_levels),
     )
 

@@ -2,6 +2,7 @@
 
 from planner.frameworks import executor, megatron
 from planner.frameworks.rules import COMMON_RULES, Rule
+from planner.methods import OWN_METHODS
 from planner.plan import Collective, Framework, Method, TrainingSpec
 
 __all__ = [
@@ -58,4 +59,4 @@ def own_methods(framework: Framework, library: str, op: Collective) -> tuple[Met
     """Return how ``framework`` can run ``op`` beside the calls of the ``library``."""
     if framework == "megatron":  # collectives are NCCL's own
         return ()
-    return executor.METHODS.get(library, executor.METHODS[""]).get(op, ())
+    return OWN_METHODS[library].get(op, ())

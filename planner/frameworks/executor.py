@@ -5,11 +5,10 @@ from typing import Final
 from planner.frameworks.rules import Rule, tp_without_sequence_parallel
 from planner.layout.candidates import RECOMPUTE_MODES, Candidates, Column
 from planner.model.spec import Attention, ModelSpec
-from planner.plan import Collective, Method, TrainingSpec
+from planner.plan import TrainingSpec
 
 __all__ = [
     "KEEPS_GATHERED_INPUTS",
-    "METHODS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
     "STOPS_RECOMPUTE_EARLY",
@@ -23,35 +22,6 @@ KEEPS_GATHERED_INPUTS: Final = True
 
 # torch.utils.checkpoint without reentrant autograd.
 STOPS_RECOMPUTE_EARLY: Final = True
-
-# What executor/collectives brings beside the calls of the library. Between GPUs that is hierarchies
-# of groups alone: its messages and its shared memory are those of CPUs.
-_REDUCING: Final = (
-    *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
-    *(Method("three_level", path) for path in ("executor", "shm")),
-    *(Method(algorithm, "executor") for algorithm in ("ring", "halving_doubling", "direct")),
-    Method("copy_engine", "shm"),
-)
-_HIERARCHY: Final = (Method("hierarchical"),)
-METHODS: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
-    "gloo": {
-        "all_reduce": (*_REDUCING, Method("tree", "executor")),
-        "all_gather": _REDUCING,
-        "reduce_scatter": _REDUCING,
-        "all_to_all": tuple(
-            Method(algorithm, "executor") for algorithm in ("direct", "pairwise", "hierarchical")
-        ),
-        "broadcast": (
-            *(Method("hierarchical", path) for path in ("library", "executor", "shm")),
-            Method("ring", "executor"),
-            Method("tree", "executor"),
-            Method("copy_engine", "shm"),
-        ),
-        "gather": (Method("direct", "executor"),),
-        "scatter": (Method("direct", "executor"),),
-    },
-    "": dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), _HIERARCHY),
-}
 
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 

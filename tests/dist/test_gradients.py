@@ -40,7 +40,9 @@ def test_one_synchronisation_per_step_in_the_buckets_of_ddp(ranks: list[dict[str
     for found in ranks:
         # DDP begins with one bucket, and cuts it by what it saw in the first backward.
         assert found["hook sizes"] == [WEIGHTS_BYTES] + [bucket_bytes] * 2 * (STEPS - 1)
-        assert found["plain sizes"] == [bucket_bytes + flags_bytes] * 2 * STEPS
+        fingerprint_bytes = 9 * 8  # of the buckets, once: all ranks must have the same
+        buckets = [bucket_bytes + flags_bytes] * 2 * STEPS
+        assert found["plain sizes"] == [fingerprint_bytes, *buckets]
 
 
 def test_an_error_of_the_thread_is_raised_by_backward_of_ddp(ranks: list[dict[str, Any]]) -> None:

@@ -15,7 +15,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore  # public without their types
 
-from executor.checks import METHODS as RUN_METHODS
 from executor.collectives.all_to_all import TwoLevelAllToAll
 from executor.collectives.direct import Direct
 from executor.collectives.halving import HalvingDoubling
@@ -27,8 +26,8 @@ from executor.mesh import RankGroup
 from planner.cost.algorithms import is_possible
 from planner.cost.collectives import legal_methods
 from planner.cost.traffic import busiest_exits, bytes_per_level
-from planner.frameworks.executor import METHODS as PLANNED_METHODS
 from planner.layout.groups import Group, lay_group
+from planner.methods import OWN_METHODS
 from planner.plan import Collective, Method
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
@@ -154,7 +153,7 @@ def really_sent(sizes: Sizes) -> dict[tuple[Collective, Method], list[Message]]:
             if len(sizes) >= num_levels:
                 made[algorithm] = hierarchy(whole, sizes, store, three=num_levels == 3)
         found = {}
-        for op, methods in sorted(PLANNED_METHODS["gloo"].items()):
+        for op, methods in sorted(OWN_METHODS["gloo"].items()):
             for method in methods:
                 if method.path != "executor" or method not in possible_methods(on, op, group):
                     continue
@@ -283,8 +282,3 @@ def test_no_byte_is_lost_on_uneven_groups_either(
         assert all(size[0] >= 0 for size in sent)
         total = sum(float(size[0]) for size in sent)
         assert total == pytest.approx(factor * SIZE * (degree - 1) / degree)
-
-
-def test_the_planner_knows_what_the_executor_runs() -> None:
-    planned = {op: frozenset(methods) for op, methods in PLANNED_METHODS["gloo"].items()}
-    assert planned == RUN_METHODS

@@ -330,7 +330,7 @@ def with_timing(run: CalibrationRun, **fields: Any) -> CalibrationRun:
 def test_messages_and_collapsed_routing_are_no_transfers_to_fit(plan: Plan, op: Any) -> None:
     """A message has two ends on an axis of four; nothing is fitted to it."""
     size = 2 if op == "send_recv" else 4
-    algorithm = "point_to_point" if op == "send_recv" else "ring"
+    algorithm = "point_to_point" if op == "send_recv" else "direct"
     run = synthetic_run(plan)
     more = with_timing(run, axis="dp_cp", op=op, algorithm=algorithm, group_size=size)
     assert calibrate(plan, more).levels == calibrate(plan, run).levels
