@@ -1,5 +1,7 @@
 """An emulated cluster on one Linux machine: real processes, real sockets, links of a known rate.
 
+From the repository root, which has to be on Python's path:
+
     python -m benchmarks.lab show lab-4x2
     python -m benchmarks.lab run lab-2x2 --bytes -- python train.py
     with Lab(lab_topology("lab-2x2")) as lab:
@@ -19,10 +21,11 @@ exactly the cluster on which its answer is tried. ``cluster`` reads it. ``networ
 (``driver`` is the caller's side, ``ranks`` that of the lab). ``world`` emulates devices: sleeps
 whose lengths come from a file that the planner never reads.
 
-What is not emulated: the cores, which all hosts share, and the latency of wires. Rates must be low
-enough that the links, not the cores, are the limit: on two busy cores one socket over one link
-carried 99 % of every rate from 50 Mbit/s to 1 Gbit/s (headers take 0.7 %). Needs Linux, root,
-iproute2 and util-linux.
+What is not emulated: the cores, which all hosts share, the latency of wires, and rates inside a
+host. A topology with other parts is refused. Rates must be low enough that the links, not the
+cores, are the limit: on two busy cores one socket over one link carried 99 % of every rate from
+50 Mbit/s to 1 Gbit/s (headers take 0.7 %); at 2 Gbit/s two sockets at once carried 67 to 80 %.
+Needs Linux, root (CAP_SYS_ADMIN), iproute2 and util-linux.
 """
 
 from benchmarks.lab.cluster import Cluster, Order, RankContext

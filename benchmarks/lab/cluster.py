@@ -9,7 +9,7 @@ from typing import Final, Literal
 import networkx as nx
 
 from planner.errors import InvalidInputError
-from planner.topology.document import TopologyDocument
+from planner.topology.document import NodeType, TopologyDocument
 from planner.topology.graph import build_graph
 
 __all__ = ["Cluster", "Link", "Order", "RankContext", "cluster_of"]
@@ -19,6 +19,10 @@ Order = Literal["natural", "interleaved"]
 # The network of a lab is its own: no address or port can be taken.
 _FIRST_ADDRESS: Final = IPv4Address("10.0.0.1")
 _MASTER_PORT: Final = 29500
+
+# What a host may consist of: its processes share memory, loopback and one NIC, at no set rate.
+_PARTS: Final = ("process", "cpu", "nic")
+_LINKS: Final = (("loopback", {"process", "cpu"}), ("pcie", {"cpu", "nic"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +166,32 @@ def _check_node(document: TopologyDocument, node: int) -> None:
             document,
             f"host {host} has {kind.count('gpu')} GPUs; the lab needs workers of kind 'process'",
         )
-    if document.default_nodes > 1 and kind.count("nic") != 1:
+    if kind.count("nic") > 1 or (document.default_nodes > 1 and not kind.count("nic")):
         raise _refused(document, f"host {host} has {kind.count('nic')} NICs; the lab gives each 1")
+    if kind.count("cpu") > 1:
+        raise _refused(document, f"host {host} has {kind.count('cpu')} CPUs; the lab gives each 1")
+    if foreign := _foreign(kind):
+        raise _refused(
+            document,
+            f"host {host}: {foreign[0]} is not emulated; a host has processes joined to one cpu by "
+            "loopback, and the cpu to one nic by pcie",
+        )
     slow = next((i for i in document.impairments if (i.part or "").split("/")[0] == host), None)
     if slow is not None and slow.part not in {f"{host}/{nic}" for nic in kind.names("nic")}:
         raise _refused(
             document, f"impairment {slow}: the lab slows links only; a world file slows ranks"
         )
+
+
+def _foreign(node: NodeType) -> list[str]:
+    """Return the links and parts of a node that no host of the lab has."""
+    kinds = {name: c.kind for c in node.components for name in (c.id, *c.names())}
+    links = [
+        f"{link.kind} {'-'.join(link.between)}"
+        for link in node.links
+        if (link.kind, {kinds[end] for end in link.between}) not in _LINKS
+    ]
+    return links + [f"{c.kind} {c.id}" for c in node.components if c.kind not in _PARTS]
 
 
 def _links(graph: nx.Graph[str]) -> tuple[Link, ...]:

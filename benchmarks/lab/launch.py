@@ -1,9 +1,13 @@
-"""Starts a command once per rank, as torchrun would on every host. Runs as PID 1 of the lab."""
+"""Starts a command once per rank, as torchrun would: ``Cluster.environment`` says with which
+variables. Runs as PID 1 of the lab.
+"""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Final
 
@@ -12,7 +16,7 @@ from benchmarks.lab.network import build, inside
 
 __all__ = ["launch"]
 
-# Something that a rank left behind may hold its output open.
+# Something that left a rank's session may hold its output open.
 _LAST_LINES_TIMEOUT_S: Final = 1.0
 
 
@@ -20,7 +24,8 @@ def launch(cluster: Cluster, command: Sequence[str]) -> int:
     """Build the cluster, run ``command`` on every rank, and return the exit code.
 
     That is the code of the first rank that failed, 128 + n if signal n ended it, or 0. The other
-    ranks are ended then. Lines of the ranks' output are written with the rank before them.
+    ranks are ended then, with what they have started. Lines of the ranks' output are written with
+    the rank before them.
 
     Raises:
         LabError: The cluster could not be built.
@@ -36,6 +41,7 @@ def launch(cluster: Cluster, command: Sequence[str]) -> int:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
         for rank in range(cluster.world_size)
     ]
@@ -44,7 +50,8 @@ def launch(cluster: Cluster, command: Sequence[str]) -> int:
         relay.start()
     code = _first_failure(cluster, {process.pid: rank for rank, process in enumerate(ranks)})
     for process in ranks:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has ended, and has left nothing behind
+            os.killpg(process.pid, signal.SIGKILL)
     for relay in relays:
         relay.join(_LAST_LINES_TIMEOUT_S)
     return code

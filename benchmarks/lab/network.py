@@ -48,6 +48,8 @@ _TOOLS: Final = {
     "iproute2": ("ip", "tc"),
     "util-linux": ("unshare", "nsenter", "setpriv", "mount"),
 }
+# In a container, root may lack the capability.
+_ROOT: Final = "root (CAP_SYS_ADMIN)"
 # Large frames: fewer packets for the cores to handle.
 _MTU_BYTES: Final = 9000
 _FRAME_BYTES: Final = 9200  # with its headers
@@ -82,7 +84,7 @@ def why_not() -> str | None:
         if missing:
             return f"the lab needs {', '.join(missing)} of {package}"
     if os.geteuid() != 0:
-        return "the lab needs root, to make network namespaces"
+        return f"the lab needs {_ROOT}, to make network namespaces"
     tried = (
         "ip link add try0 type veth peer name try1 && ip link add try2 type bridge && "
         f"tc {_shape('try0', 1e6)}"
@@ -90,7 +92,7 @@ def why_not() -> str | None:
     probe = subprocess.run((*ISOLATED, "sh", "-c", tried), capture_output=True, text=True)
     if probe.returncode:
         said = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
-        return f"the lab needs namespaces, veth, bridges and tc tbf; this machine: {said[-1]}"
+        return f"the lab needs {_ROOT}, veth, bridges and tc tbf; this machine: {said[-1]}"
     return None
 
 

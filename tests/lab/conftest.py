@@ -18,11 +18,11 @@ def possible() -> None:
         pytest.skip(f"SKIPPED: {reason}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def lab(possible: None) -> Iterator[Lab]:
     """Return a lab of four hosts behind trunks, two ranks each, one after the other on the hosts.
 
-    A test may not end it: the others of its module use it too.
+    A test may not end it: the others of all modules use it too.
     """
     with Lab(lab_topology("lab-4x2"), order="interleaved") as running:
         yield running

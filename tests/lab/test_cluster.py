@@ -87,6 +87,42 @@ def test_a_host_with_two_nics_is_refused() -> None:
         cluster_of(changed("lab-2x2", node=node))
 
 
+NVSWITCH = {"id": "sw", "kind": "nvswitch"}
+SECOND_CPU = {"id": "cpu2", "kind": "cpu"}
+
+
+def link(kind: str, *between: str) -> dict[str, Any]:
+    figures = {"bandwidth_bytes_per_s": 1e9, "latency_s": 0, "source": "chosen"}
+    return {"between": between, "kind": kind, "pattern": "all", **figures}
+
+
+@pytest.mark.parametrize("name", ["lab-2x2", "loopback"])
+@pytest.mark.parametrize(
+    ("components", "links", "words"),
+    [
+        ([NVSWITCH], [], "nvswitch sw is not emulated"),
+        ([NVSWITCH], [link("nvlink", "rank", "sw")], "nvlink rank-sw is not emulated"),
+        ([], [link("loopback", "rank", "rank")], "loopback rank-rank is not emulated"),
+        ([SECOND_CPU], [link("smp", "cpu", "cpu2")], "has 2 CPUs; the lab gives each 1"),
+    ],
+)
+def test_what_a_host_of_the_lab_lacks_is_refused_by_name(
+    name: str, components: list[Any], links: list[Any], words: str
+) -> None:
+    node = lab_topology(name).node.model_dump(mode="json")
+    node["components"] += components
+    node["links"] += links
+    with pytest.raises(InvalidInputError, match=f"host n0:? {words}"):
+        cluster_of(changed(name, node=node))
+
+
+def test_processes_joined_as_gpus_are_refused_by_name() -> None:
+    node = lab_topology("loopback").node.model_dump(mode="json")
+    node["links"][0]["kind"] = "nvlink"
+    with pytest.raises(InvalidInputError, match="nvlink rank-cpu is not emulated"):
+        cluster_of(changed("loopback", node=node))
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInputError, match=r"'lab-9x9': no bundled name .* lab-2x2"):
         lab_topology("lab-9x9")

@@ -82,6 +82,7 @@ def leave_by_an_error(traces: Traces) -> None:
         raise RuntimeError("of the driver")
 
 
+@pytest.mark.long
 def test_a_lab_that_was_left_has_left_nothing(traces: Traces) -> None:
     with pytest.raises(RuntimeError, match="of the driver"):
         leave_by_an_error(traces)
@@ -89,6 +90,7 @@ def test_a_lab_that_was_left_has_left_nothing(traces: Traces) -> None:
     assert traces.outside_is_untouched()
 
 
+@pytest.mark.long
 def test_a_killed_driver_takes_the_lab_along(traces: Traces) -> None:
     with subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE) as driver:
         assert driver.stdout is not None

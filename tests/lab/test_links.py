@@ -6,7 +6,7 @@ from benchmarks.lab import Lab, lab_topology, with_nic_rate
 
 pytestmark = pytest.mark.lab
 
-NUM_BYTES = 4_000_000
+NUM_BYTES = 2_000_000
 RATE = 12.5e6  # of every link of lab-4x2, trunks included
 
 
@@ -59,6 +59,7 @@ def test_ranks_of_one_host_use_no_link(lab: Lab) -> None:
     assert max(counted for both in crossed.values() for counted in both) < 0.02 * NUM_BYTES
 
 
+@pytest.mark.long
 def test_a_host_alone_has_no_links(possible: None) -> None:
     with Lab(lab_topology("loopback")) as alone:
         assert alone.bytes_on_links() == {}
