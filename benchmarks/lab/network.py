@@ -92,7 +92,7 @@ def why_not() -> str | None:
     probe = subprocess.run((*ISOLATED, "sh", "-c", tried), capture_output=True, text=True)
     if probe.returncode:
         said = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
-        return f"the lab needs {_ROOT}, veth, bridges and tc tbf; this machine: {said[-1]}"
+        return f"the lab needs {_ROOT}, namespaces, veth, bridges and tc tbf; here: {said[-1]}"
     return None
 
 
