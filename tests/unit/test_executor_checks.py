@@ -15,6 +15,7 @@ from planner.plan import (
     Layout,
     Pipeline,
     Plan,
+    Probe,
     RankRule,
     Sharding,
     SizeThreshold,
@@ -176,6 +177,25 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
     "direct": (
         make_plan(dp=4, gradient_algorithm="direct"),
         "collectives: direct for all_reduce on dp_cp",
+    ),
+    "three levels of two": (
+        with_choice("dp_cp", "all_reduce", "three_level", path="shm", dp=4),
+        "collectives: three_level (shm) for all_reduce on dp_cp without ranks.outer_units",
+    ),
+    "a probe of a tree that is none": (
+        make_plan(
+            dp=4,
+            probes=(
+                Probe(
+                    axis="dp_cp",
+                    op="all_gather",
+                    sizes_bytes=(4096,),
+                    algorithm="tree",
+                    path="executor",
+                ),
+            ),
+        ),
+        "collectives: tree (executor) for all_gather on dp_cp",
     ),
     "hierarchical gather": (
         with_choice("ep", "gather", "hierarchical", dp=4, ep=4),

@@ -8,7 +8,7 @@ import pytest
 
 from planner.calibrate.apply import calibrated_fabric, with_calls, with_fits
 from planner.calibrate.levels import Transfer, fit_transfers
-from planner.calibrate.runs import Measured, check_run
+from planner.calibrate.runs import Measured, check_calibration, check_run
 from planner.cost.algorithms import is_possible
 from planner.cost.collectives import (
     achieved_bytes_per_s,
@@ -312,3 +312,10 @@ def test_other_methods_are_refused_by_name(
         checked(measured, op, method)
     assert f"is {str(method)!r}; {op} has " in str(refused.value)
     assert str(refused.value.where).endswith("collectives[5].algorithm")
+
+
+def test_a_calibration_with_a_path_that_has_no_price_is_refused_by_name() -> None:
+    unknown = calibration("shm").calls[0].model_copy(update={"path": "mori"})
+    bad = calibration("shm").model_copy(update={"calls": (unknown,)})
+    with pytest.raises(InvalidInputError, match=r"all_reduce by mori, which has no price"):
+        check_calibration(bad, "local-gloo")

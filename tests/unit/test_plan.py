@@ -5,7 +5,19 @@ from itertools import combinations, product
 import pytest
 from pydantic import ValidationError
 
-from planner.plan import AXES, Axis, Layout, canonical_json, coordinates, document_hash, groups
+from planner.plan import (
+    AXES,
+    Axis,
+    CollectiveChoice,
+    Layout,
+    Method,
+    Plan,
+    canonical_json,
+    coordinates,
+    document_hash,
+    groups,
+)
+from tests.dist.plans import choice_of, make_plan
 
 LAYOUTS = [
     Layout(tp=t, cp=c, dp_shard=d, dp_replicate=r, pp=p, ep=e, etp=x)
@@ -75,3 +87,24 @@ def test_a_hash_depends_on_values_and_not_on_order() -> None:
     assert document_hash({"a": 1}) != document_hash({"a": 2})
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical_json({"a": float("nan")})
+
+
+RING, TREE = Method("ring"), Method("tree", "executor")
+
+
+@pytest.mark.parametrize("ends", [(4096, 1024, None), (None, 4096), (4096,), (4096, 4096, None)])
+def test_thresholds_ascend_and_the_last_alone_is_open(ends: tuple[int | None, ...]) -> None:
+    choice = choice_of(
+        Layout(dp_shard=4), "dp_cp", "all_reduce", [(end, RING if end else TREE) for end in ends]
+    )
+    with pytest.raises(ValidationError, match="thresholds of all_reduce on dp_cp end at"):
+        CollectiveChoice.model_validate(choice.model_dump())
+
+
+def test_an_operation_on_an_axis_is_chosen_once() -> None:
+    plan = make_plan(dp=4, methods={("dp_cp", "all_reduce"): ((4096, TREE), (None, RING))})
+    assert plan.method("dp_cp", "all_reduce", 4096) == TREE
+    assert plan.method("dp_cp", "all_reduce", 4097) == RING
+    twice = plan.model_dump() | {"collectives": [plan.collectives[0].model_dump()] * 2}
+    with pytest.raises(ValidationError, match="all_reduce on dp_cp twice"):
+        Plan.model_validate(twice)
