@@ -14,7 +14,8 @@ import secrets
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import BinaryIO, Final, NoReturn
 
@@ -30,6 +31,7 @@ __all__ = ["HostSegment", "open_segment"]
 _GO: Final = b"go"  # any other message is the number of a member that is lost
 _LONGEST_MESSAGE_BYTES: Final = 16
 _NOTE_BYTES: Final = 512
+_UNNOTICED_S: Final = 0.01
 
 
 class HostSegment:
@@ -70,8 +72,7 @@ class HostSegment:
                 "closed since one of them was lost; start the job again"
             )
         if self.index == 0:
-            for member in self._links:
-                self._hear(member)
+            self._hear_all()
             for member in self._links:
                 self._tell(member)
         else:
@@ -88,6 +89,22 @@ class HostSegment:
     def _tell(self, member: int, message: bytes = _GO) -> None:
         with suppress(OSError):  # who has left is missed when it is next to be heard
             self._links[member].send(message)
+
+    def _hear_all(self) -> None:
+        """Hear every other member, all within one timeout.
+
+        Setting limits would make every barrier a third slower, so those of the sockets do while
+        nobody is late.
+        """
+        start_s = time.monotonic()
+        for member, link in self._links.items():
+            waited_s = time.monotonic() - start_s
+            if waited_s < _UNNOTICED_S:
+                self._hear(member)
+            else:
+                _limited(link, max(_UNNOTICED_S, self._timeout_s - waited_s))
+                self._hear(member)
+                _limited(link, self._timeout_s)
 
     def _hear(self, member: int) -> None:
         try:
@@ -148,11 +165,13 @@ def open_segment(group: RankGroup, *, num_bytes: int, timeout_s: float) -> HostS
             if group.index > 0:
                 links[0] = lasting.enter_context(_connected(name, group.index, patience_s))
         with _all_or_none(group, "map the memory to share"):
-            while group.index == 0 and len(links) < group.size - 1:
-                member, link = _accepted(door, patience_s)
-                links[member] = lasting.enter_context(link)
-                socket.send_fds(link, [_GO], [file.fileno()])
-            if group.index > 0:
+            if group.index == 0:
+                awaited = {_greeting(member): member for member in range(1, group.size)}
+                while awaited:
+                    greeting, link = _accepted(door, awaited, patience_s)
+                    links[awaited.pop(greeting)] = lasting.enter_context(link)
+                    socket.send_fds(link, [_GO], [file.fileno()])
+            else:
                 file = passing.enter_context(_received_file(links[0]))
             memory = _mapped(file, num_bytes)
         lasting.pop_all()
@@ -161,13 +180,18 @@ def open_segment(group: RankGroup, *, num_bytes: int, timeout_s: float) -> HostS
 
 @contextmanager
 def _all_or_none(group: RankGroup, doing: str) -> Iterator[None]:
-    """Raise on all members what one of them could not do."""
-    problem = ""
+    """Raise on all members what one of them could not do.
+
+    Any other error than the system's is a defect, and is raised as it is where it came up.
+    """
+    me, problem = f"rank {group.ranks[group.index]} on host {platform.node()}", ""
     try:
         yield
     except OSError as error:
-        rank, host = group.ranks[group.index], platform.node()
-        problem = f"rank {rank} on host {host} cannot {doing}: {error}"
+        problem = f"{me} cannot {doing}: {error}"
+    except Exception as error:
+        _notes_of_all(group, f"{me} cannot {doing}: {error!r}")  # they would wait for it
+        raise
     problems = [note for note in _notes_of_all(group, problem) if note]
     if problems:
         raise UnsupportedPlanError(
@@ -220,20 +244,33 @@ def _connected(name: str, index: int, timeout_s: float) -> socket.socket:
     link = _limited(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), timeout_s)
     try:
         link.connect(name)
-        link.send(str(index).encode())
+        link.send(_greeting(index))
     except OSError:
         link.close()
         raise
     return link
 
 
-def _accepted(door: socket.socket, timeout_s: float) -> tuple[int, socket.socket]:
-    """Return the next member at the door. The name is public, so other users may knock too."""
+def _greeting(member: int) -> bytes:
+    return str(member).encode()
+
+
+def _accepted(
+    door: socket.socket, awaited: Collection[bytes], timeout_s: float
+) -> tuple[bytes, socket.socket]:
+    """Return the next member at the door, and its greeting, which it has sent already.
+
+    The name is public, so others may knock too; who is another user or says nothing that is
+    ``awaited`` is shut out.
+    """
     while True:
         link = _limited(door.accept()[0], timeout_s)
         _, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if user == os.getuid():
-            return int(link.recv(_LONGEST_MESSAGE_BYTES)), link
+        greeting = b""
+        with suppress(OSError):
+            greeting = link.recv(_LONGEST_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        if user == os.getuid() and greeting in awaited:
+            return greeting, link
         link.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.constants import COLLECTIVE_LAUNCH_S
+from planner.constants import COLLECTIVE_LAUNCH_S, PATH_ALPHA
 from planner.cost.collectives import (
     Terms,
     achieved_bytes_per_s,
@@ -428,3 +428,54 @@ def test_names_and_sources_of_levels_mean_nothing(op: Collective, algorithm: Alg
     for group in ((2, 1), (16, 4), (64, 1)):
         one, other = (seconds(op, algorithm, *group, SIZE, on) for on in (plain, named))
         assert one.total_s()[0] == other.total_s()[0]
+
+
+# ------------------------------------------------------------ messages posted, pieces that fill
+# Hops of our own messages on an NVLink node or behind a rail, of which posting one takes 1 us.
+
+HOP_S, RAIL_HOP_S = (level.alpha_s * PATH_ALPHA["executor"].value for level in (NVLINK, RAIL))
+ISSUE_S = 1e-6
+MIB = 2.0**20
+
+
+def own_terms(op: Collective, algorithm: Algorithm, degree: int, size: float) -> Terms:
+    """Return the terms of a call of our own messages by all ranks of one node or of several."""
+    on = fabric(degree, levels=(NVLINK, RAIL) if degree > NVLINK.unit_size else (NVLINK,))
+    group = lay_group(on, np.array([degree]), np.array([1]))
+    return collective_terms(op, Method(algorithm, "executor"), on, group, np.array([size]))
+
+
+@pytest.mark.parametrize(("op", "passes"), [("gather", 1), ("scatter", 1), ("all_reduce", 2)])
+def test_direct_messages_are_posted_to_each_other_member(op: Collective, passes: int) -> None:
+    found = own_terms(op, "direct", 6, MIB).latency_s[0]
+    assert found == pytest.approx(passes * (HOP_S + 5 * ISSUE_S))
+
+
+def test_a_two_level_exchange_posts_to_members_inside_and_to_units() -> None:
+    """24 ranks in three nodes of eight."""
+    found = own_terms("all_to_all", "hierarchical", 24, MIB).latency_s[0]
+    assert found == pytest.approx(HOP_S + 7 * ISSUE_S + RAIL_HOP_S + 2 * ISSUE_S)
+
+
+@pytest.mark.parametrize(("op", "ways"), [("broadcast", 1), ("all_reduce", 2)])
+def test_a_double_tree_posts_the_messages_of_its_other_tree(op: Collective, ways: int) -> None:
+    """In a node of eight a tree is three high; four nodes are chains of seven hops below two."""
+    node = own_terms(op, "tree", 8, MIB).latency_s[0]
+    assert node == pytest.approx(ways * 3 * (HOP_S + ISSUE_S))
+    nodes = own_terms(op, "tree", 32, MIB).latency_s[0]
+    assert nodes == pytest.approx(ways * (7 * HOP_S + 2 * RAIL_HOP_S + 9 * ISSUE_S))
+
+
+def test_a_chain_is_filled_by_a_piece_per_hop_behind_the_first() -> None:
+    """1 MiB goes along six members in 8 pieces: the fifth hop waits for four of them."""
+    found = own_terms("broadcast", "ring", 6, MIB).transfer_s[0]
+    assert found == pytest.approx((MIB + 4 * MIB / 8) / rate(NVLINK))
+
+
+@pytest.mark.parametrize(("op", "mib_out", "hops"), [("broadcast", 6, 2), ("all_reduce", 12, 4)])
+def test_a_double_tree_is_filled_by_a_piece_per_hop_behind_the_first(
+    op: Collective, mib_out: int, hops: int
+) -> None:
+    """Each tree of four members is two high and carries 3 MiB in 12 pieces."""
+    found = own_terms(op, "tree", 4, 6 * MIB).transfer_s[0]
+    assert found == pytest.approx((mib_out + (hops - 1) * 3 / 12) * MIB / rate(NVLINK))

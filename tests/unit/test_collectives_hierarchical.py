@@ -1,6 +1,7 @@
 """Collectives on levels equal those of one level, and send few bytes from unit to unit."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,6 +18,7 @@ from executor.collectives.hierarchical import Hierarchical
 from executor.collectives.protocol import Op
 from executor.collectives.ring import Ring
 from executor.mesh import RankGroup, SplitGroup
+from planner.segments import hierarchy_pieces
 from tests.unit.collective_checks import check_op
 from tests.unit.gloo_ranks import Sent, on_ranks, split_by_units
 
@@ -161,6 +163,37 @@ def test_a_piece_is_reduced_inside_while_the_one_before_it_crosses(
     split = SplitGroup(RankGroup((0, 1), 0, None), RankGroup((0, 2), 0, None), is_even=True)
     Hierarchical(level, level, split, whole).all_reduce(torch.ones(4), SUM)
     assert level.num_inside == 2
+
+
+class Counting:
+    """A level that does nothing but count its calls."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def reduce_scatter(self, shard: torch.Tensor, whole: torch.Tensor, op: Op) -> None:
+        self.calls["reduce_scatter"] += 1
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        self.calls["all_reduce"] += 1
+
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
+        self.calls["all_gather"] += 1
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        self.calls["broadcast"] += 1
+
+
+@pytest.mark.parametrize("kib", [0, 4, 1023, 1024, 2304, 4096, 10_000, 65_536])
+def test_a_tensor_goes_in_as_many_pieces_as_the_model_prices(kib: int) -> None:
+    inside, across = Counting(), Counting()
+    whole = RankGroup((0, 1, 2, 3), 0, None, ((0, 1), (2, 3)))
+    split = SplitGroup(RankGroup((0, 1), 0, None), RankGroup((0, 2), 0, None), is_even=True)
+    tensor = torch.empty(kib * 1024 // 4)
+    Hierarchical(inside, across, split, whole).all_reduce(tensor, SUM)
+    pieces = int(hierarchy_pieces(tensor.nbytes))
+    assert inside.calls == {"reduce_scatter": pieces, "all_gather": pieces}
+    assert across.calls == {"all_reduce": pieces}
 
 
 @pytest.mark.parametrize("units", [EVEN, INTERLEAVED, UNEVEN], ids=str)

@@ -7,6 +7,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -168,6 +169,42 @@ def test_a_member_that_does_not_come_is_lost_after_the_timeout() -> None:
     assert "rank 2 lost rank 1 " in last
 
 
+def test_members_that_come_one_after_the_other_share_one_timeout() -> None:
+    """Each of them alone would be in time after the one before it."""
+    timeout_s, has_raised = 0.6, threading.Event()
+
+    def member(group: RankGroup) -> tuple[str, float]:
+        memory = shared(group, timeout_s=timeout_s)
+        if group.index == 2:
+            assert has_raised.wait(10)
+            return "", 0.0
+        time.sleep(0.7 * timeout_s * group.index)
+        start_s = time.monotonic()
+        with pytest.raises(LostPeerError) as lost:
+            memory.broadcast(torch.ones(3), 0)
+        if group.index == 0:
+            has_raised.set()
+        return str(lost.value), time.monotonic() - start_s
+
+    (words, waited_s), (told, _), _ = on_ranks(3, member)
+    assert "rank 0 lost rank 2 " in words
+    assert "rank 1 lost rank 2 " in told
+    assert timeout_s <= waited_s < 1.4 * timeout_s
+
+
+def test_a_late_member_leaves_the_next_barrier_its_whole_timeout() -> None:
+    timeout_s = 0.6
+
+    def member(group: RankGroup) -> float:
+        memory, tensor = shared(group, timeout_s=timeout_s), torch.ones(3)
+        for late, seconds in ((1, 0.9 * timeout_s), (2, 0.7 * timeout_s)):
+            time.sleep(seconds if group.index == late else 0)
+            memory.all_reduce(tensor, SUM)
+        return float(tensor[0])
+
+    assert on_ranks(3, member) == [3.0 * 3.0] * 3
+
+
 def refusals(size: int) -> set[str]:
     def member(group: RankGroup) -> str:
         with pytest.raises(UnsupportedPlanError) as refusal:
@@ -204,6 +241,61 @@ def test_a_member_elsewhere_is_refused_on_all_members_in_the_same_words(
     assert (
         "cannot reach rank 0 on a socket inside one host: [Errno 111] Connection refused" in words
     )
+
+
+@pytest.mark.parametrize("greeting", [None, b"", b"hello", b"0", b"7"])
+def test_strangers_at_the_door_are_shut_out(
+    greeting: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may come before the members, say nothing, leave, or say what no member would."""
+    listening, strangers = host._listening, ExitStack()
+
+    def listening_to_a_stranger(name: str, size: int, timeout_s: float) -> socket.socket:
+        door = listening(name, size, timeout_s)
+        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        strangers.enter_context(stranger).connect(name)
+        if greeting == b"":
+            stranger.close()
+        elif greeting is not None:
+            stranger.send(greeting)
+        return door
+
+    monkeypatch.setattr(host, "_listening", listening_to_a_stranger)
+
+    def summed(group: RankGroup) -> float:
+        tensor = torch.ones(3)
+        shared(group).all_reduce(tensor, SUM)
+        return float(tensor[0])
+
+    with strangers:
+        start_s = time.monotonic()
+        assert on_ranks(3, summed) == [3.0] * 3
+        assert time.monotonic() - start_s < 5  # not the timeout of 20
+
+
+def test_a_defect_is_raised_where_it_came_up_and_refused_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def defective(file: Any, num_bytes: int) -> torch.Tensor:
+        if threading.current_thread() is broken[0]:
+            raise ValueError("a defect")
+        return mapped(file, num_bytes)
+
+    mapped, broken = host._mapped, [threading.current_thread()]
+    monkeypatch.setattr(host, "_mapped", defective)
+
+    def member(group: RankGroup) -> str:
+        if group.index == 1:
+            broken[0] = threading.current_thread()
+        with pytest.raises(ValueError if group.index == 1 else UnsupportedPlanError) as refusal:
+            shared(group)
+        return str(refusal.value)
+
+    first, second, third = on_ranks(3, member)
+    assert second == "a defect"
+    assert first == third
+    assert "rank 1 on host" in first
+    assert "cannot map the memory to share: ValueError('a defect')" in first
 
 
 def work_until_one_is_killed(path: str, index: int, told: Connection) -> None:
