@@ -169,12 +169,27 @@ def test_a_member_that_does_not_come_is_lost_after_the_timeout() -> None:
     assert "rank 2 lost rank 1 " in last
 
 
+@pytest.fixture
+def _in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the members connect in order, which is that in which member 0 hears them."""
+    connected = host._connected
+
+    def in_turn(name: str, index: int, timeout_s: float) -> Any:
+        time.sleep(0.05 * index)
+        return connected(name, index, timeout_s)
+
+    monkeypatch.setattr(host, "_connected", in_turn)
+
+
+@pytest.mark.usefixtures("_in_order")
 def test_members_that_come_one_after_the_other_share_one_timeout() -> None:
     """Each of them alone would be in time after the one before it."""
-    timeout_s, has_raised = 0.6, threading.Event()
+    timeout_s, has_raised = 1.0, threading.Event()
+    all_are_ready = threading.Barrier(3, timeout=10)
 
     def member(group: RankGroup) -> tuple[str, float]:
         memory = shared(group, timeout_s=timeout_s)
+        all_are_ready.wait()
         if group.index == 2:
             assert has_raised.wait(10)
             return "", 0.0
@@ -192,12 +207,14 @@ def test_members_that_come_one_after_the_other_share_one_timeout() -> None:
     assert timeout_s <= waited_s < 1.4 * timeout_s
 
 
+@pytest.mark.usefixtures("_in_order")
 def test_a_late_member_leaves_the_next_barrier_its_whole_timeout() -> None:
-    timeout_s = 0.6
+    timeout_s, all_are_ready = 1.0, threading.Barrier(3, timeout=10)
 
     def member(group: RankGroup) -> float:
         memory, tensor = shared(group, timeout_s=timeout_s), torch.ones(3)
-        for late, seconds in ((1, 0.9 * timeout_s), (2, 0.7 * timeout_s)):
+        all_are_ready.wait()
+        for late, seconds in ((1, 0.6 * timeout_s), (2, 0.7 * timeout_s)):
             time.sleep(seconds if group.index == late else 0)
             memory.all_reduce(tensor, SUM)
         return float(tensor[0])
