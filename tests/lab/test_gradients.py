@@ -13,7 +13,7 @@ NUM_BYTES = 4_000_000
 
 @pytest.mark.usefixtures("possible")
 def test_all_ways_train_the_same_and_send_what_they_must() -> None:
-    document = with_nic_rate(lab_topology("lab-2x2"), 50e6)
+    document = with_nic_rate(lab_topology("lab-2x2"), 125e6)
     ways = [
         *(module(method, NUM_BYTES // 2) for method in FORCED),
         module(SHARED, NUM_BYTES // 4, num_threads=2),
@@ -28,7 +28,7 @@ def test_all_ways_train_the_same_and_send_what_they_must() -> None:
                 world,
                 model_bytes=NUM_BYTES,
                 ratios_of=dict.fromkeys([*ways, DDP_DEFAULT], (0.5,)),
-                num_steps=2,
+                num_steps=1,
             )
         )
     assert [steps.way for steps in found] == [DDP_DEFAULT, DDP_DEFAULT, *ways]
