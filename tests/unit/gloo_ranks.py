@@ -26,6 +26,7 @@ class Sent:
         self._group = group
         self.bytes_to: Counter[int] = Counter()
         self.num_messages = 0
+        self.parts: list[Sent] = []  # kept as long: a group that closes breaks who still connects
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> dist.Work:
         self.bytes_to[to] += sum(t.numel() * t.element_size() for t in tensors)
@@ -92,6 +93,7 @@ def split_by_units(whole: RankGroup, units: Sequence[Sequence[int]], store: Stor
             return RankGroup(ranks, 0, None)
         own = PrefixStore(f"{name}{ranks}", store)
         group = Sent(dist.ProcessGroupGloo(own, ranks.index(mine), len(ranks), _TIMEOUT))
+        cast(Sent, whole.process_group).parts.append(group)
         return RankGroup(ranks, ranks.index(mine), cast(dist.ProcessGroup, group))
 
     return SplitGroup(end(units, "inside"), end(across, "across"), is_even)
