@@ -61,7 +61,6 @@ FOUR_RANKS = (
     case("tp2 dp2", tp=2, dp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("pp2 dp2 1f1b", pp=2, dp=2),
     case("pp2 dp2 interleaved", pp=2, dp=2, virtual_stages=2, max_gradient_norm=CLIP),
-    case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
     case("tp2 pp2", tp=2, pp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("cp4 ring", micro_batch_size=4, cp=4, max_gradient_norm=CLIP),
     case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
@@ -69,7 +68,6 @@ FOUR_RANKS = (
     case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
     case("ep4 aux loss", "gpt-experts", dp=4, ep=4, aux_loss_coefficient=0.1),
-    case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
     case(
         "tp2 ep4 dp2",
         "gpt-shared-expert",
@@ -82,7 +80,6 @@ FOUR_RANKS = (
     case(
         "ep2 pp2 dp2", "gpt-experts", micro_batch_size=2, dp=2, ep=2, pp=2, max_gradient_norm=CLIP
     ),
-    case("ep2 pp2 dp2 dp outermost", "gpt-experts", dp=2, ep=2, pp=2, order=DP_OUTERMOST),
     case("llama tp2 pp2", "hf-llama", micro_batch_size=4, tp=2, pp=2),
     case(
         "dp4 by size",
@@ -145,8 +142,6 @@ EIGHT_RANKS = (
         order=DP_OUTERMOST,
         **ZERO_1,
     ),
-    case("cp2 tp2 dp2", micro_batch_size=2, cp=2, tp=2, dp=2, max_gradient_norm=CLIP),
-    case("ep4 pp2 dp4", "gpt-experts", dp=4, ep=4, pp=2, max_gradient_norm=CLIP),
     case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
     case("dp8 hosts of 3 and 5", dp=8, units=((0, 1, 2), (3, 4, 5, 6, 7)), **HIERARCHICAL),
     case("dp8 one rank per host", dp=8, ranks_per_node=1, **HIERARCHICAL),
@@ -160,6 +155,9 @@ EIGHT_RANKS = (
     ),
 )
 MORE_ON_FOUR = (
+    case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
+    case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
+    case("ep2 pp2 dp2 dp outermost", "gpt-experts", dp=2, ep=2, pp=2, order=DP_OUTERMOST),
     case("dp4 not clipped", dp=4, max_gradient_norm=100.0),
     case("dp4 hsdp", dp=4, dp_shard=2, **FSDP),
     case("pp2 dp2 gpipe", pp=2, dp=2, schedule="gpipe"),
@@ -192,6 +190,8 @@ MORE_ON_FOUR = (
     case("cp2 tp2 ep2 aux loss", "gpt-experts", cp=2, tp=2, ep=2, aux_loss_coefficient=0.1),
 )
 MORE_ON_EIGHT = (
+    case("ep4 pp2 dp4", "gpt-experts", dp=4, ep=4, pp=2, max_gradient_norm=CLIP),
+    case("cp2 tp2 dp2", micro_batch_size=2, cp=2, tp=2, dp=2, max_gradient_norm=CLIP),
     case(
         "tp2 pp2 dp2 interleaved zero-1",
         micro_batch_size=2,
