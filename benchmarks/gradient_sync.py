@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lab import Lab, World, exit_unless_possible, lab_topology
+from benchmarks.lab.calls import plan_on
 from benchmarks.lab.cluster import cluster_of
 from benchmarks.lab.gradients import (
     DDP_DEFAULT,
@@ -22,7 +23,6 @@ from benchmarks.lab.gradients import (
     Steps,
     Way,
     measure,
-    plan_on,
     planned_method,
 )
 from planner.plan import Method, Plan
@@ -59,7 +59,7 @@ def measure_shapes(options: argparse.Namespace) -> Iterable[Steps]:
     for shape in options.shapes:
         document = lab_topology(shape)
         with Lab(document) as lab:
-            plan = plan_on(document, lab.cluster)
+            plan = plan_on(document, lab.cluster, {"all_reduce": FORCED})
             world = World.draw(options.seed, lab.cluster.world_size)
             for model_mb in options.models:
                 yield from measure(

@@ -6,9 +6,9 @@ each method runs by the communicator that a training step would use.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
@@ -31,19 +31,11 @@ from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
 from planner.topology.fabric import Fabric
 
-__all__ = ["OPS", "Call", "Problem", "measure", "problem_of"]
+__all__ = ["AXIS", "OPS", "Call", "Problem", "measure", "plan_on", "problem_of"]
 
-OPS: Final[tuple[Collective, ...]] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "scatter",
-)
+OPS: Final[tuple[Collective, ...]] = tuple(op for op in get_args(Collective) if op != "send_recv")
 # Of all ranks: data parallelism without context parallelism.
-_AXIS: Final[Axis] = "dp_cp"
+AXIS: Final[Axis] = "dp_cp"
 _ELEMENT: Final = torch.float32
 # A first call opens connections and touches memory, which counts for little beyond this.
 _COUNTS_AT_ONCE_S: Final = 1.0
@@ -134,7 +126,7 @@ def measure(
     """
     problem = problem_of(document)
     methods = {op: problem.methods(op) for op in ops}
-    plan = _plan(document, lab.cluster, problem, methods)
+    plan = plan_on(document, lab.cluster, methods).model_copy(update={"collectives": ()})
     lab.run("benchmarks.lab.calls:prepare", {"plan": plan.model_dump_json()})
     for op in ops:
         series = [_Series(lab, document.name, op, method) for method in methods[op]]
@@ -216,13 +208,10 @@ def _busiest(
     )
 
 
-def _plan(
-    document: TopologyDocument,
-    cluster: Cluster,
-    problem: Problem,
-    methods: Mapping[Collective, tuple[Method, ...]],
+def plan_on(
+    document: TopologyDocument, cluster: Cluster, methods: Mapping[Collective, Sequence[Method]]
 ) -> Plan:
-    """Return a data-parallel plan on the lab whose probes name all methods."""
+    """Return a data-parallel plan on the lab, with its own choices, and probes of ``methods``."""
     request = PlanRequest.model_validate(
         {
             "topology": document.model_dump(mode="json"),
@@ -234,21 +223,20 @@ def _plan(
     )
     plan = make_plan(resolve(request))
     probes = [
-        Probe(axis=_AXIS, op=op, sizes_bytes=(1024,), algorithm=m.algorithm, path=m.path)
+        Probe(axis=AXIS, op=op, sizes_bytes=(1024,), algorithm=m.algorithm, path=m.path)
         for op, found in methods.items()
         for m in found
     ]
-    rule = plan.ranks.model_copy(
-        update={"units": cluster.units, "outer_units": _leaves(cluster, problem)}
-    )
-    return plan.model_copy(update={"collectives": (), "probes": tuple(probes), "ranks": rule})
+    leaves = _leaves(cluster, compile_fabric(document))
+    rule = plan.ranks.model_copy(update={"units": cluster.units, "outer_units": leaves})
+    return plan.model_copy(update={"probes": tuple(probes), "ranks": rule})
 
 
-def _leaves(cluster: Cluster, problem: Problem) -> tuple[tuple[int, ...], ...] | None:
+def _leaves(cluster: Cluster, fabric: Fabric) -> tuple[tuple[int, ...], ...] | None:
     """Return the ranks under every leaf; None where one switch joins all."""
-    if len(problem.fabric.levels) < 3:
+    if len(fabric.levels) < 3:
         return None
-    hosts_per_leaf = problem.fabric.levels[1].unit_size // cluster.ranks_per_host
+    hosts_per_leaf = fabric.levels[1].unit_size // cluster.ranks_per_host
     return tuple(
         tuple(
             sorted(rank for unit in cluster.units[first : first + hosts_per_leaf] for rank in unit)
@@ -269,7 +257,7 @@ def prepare(place: RankContext, *, plan: str) -> None:
     mesh = build_mesh(parsed, rank=place.rank, timeout=timeout)
     recorder = Recorder(mesh, backend="gloo")
     made = communicators(parsed, mesh, recorder, timeout_s=timeout.total_seconds())
-    _PREPARED["all"] = made[_AXIS]
+    _PREPARED["all"] = made[AXIS]
 
 
 def run(

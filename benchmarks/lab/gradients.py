@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.lab.cluster import Cluster, RankContext
+from benchmarks.lab.calls import AXIS
+from benchmarks.lab.cluster import RankContext
 from benchmarks.lab.driver import Lab
 from benchmarks.lab.world import World
 from executor.collectives.communicator import Communicator, communicators
@@ -31,11 +32,7 @@ from executor.gradients.overlap import (
 )
 from executor.mesh import build_mesh
 from executor.timing import Recorder
-from planner.plan import Axis, Method, Plan, Probe
-from planner.planning import make_plan
-from planner.request import PlanRequest
-from planner.resolving import resolve
-from planner.topology.document import TopologyDocument
+from planner.plan import Method, Plan
 
 __all__ = [
     "DDP_DEFAULT",
@@ -44,7 +41,6 @@ __all__ = [
     "Steps",
     "Way",
     "measure",
-    "plan_on",
     "planned_method",
 ]
 
@@ -55,7 +51,6 @@ LAYER_BYTES: Final = _SIDE * _SIDE * 4
 _KINDS: Final = ("attention", "mlp")  # layers alternate; the world has a factor for each
 _LEARNING_RATE: Final = 0.1
 # Of all ranks: data parallelism without context parallelism.
-_AXIS: Final[Axis] = "dp_cp"
 _TIMEOUT_S: Final = 1200.0
 _MAX_THREADS: Final = 2
 
@@ -136,29 +131,9 @@ class Steps:
         return (max(self.seconds) - min(self.seconds)) / self.median_s
 
 
-def plan_on(document: TopologyDocument, cluster: Cluster) -> Plan:
-    """Return a data-parallel plan on the lab with its own thresholds, and probes of ``FORCED``."""
-    request = PlanRequest.model_validate(
-        {
-            "topology": document.model_dump(mode="json"),
-            "model": "example-gpt",
-            "training": {"global_batch_size": 64, "seq_len": 64, "precision": "fp32"},
-            "framework": "executor",
-            "constraints": {"dp": cluster.world_size, "zero_stage": 0},
-        }
-    )
-    plan = make_plan(resolve(request))
-    probes = [
-        Probe(axis=_AXIS, op="all_reduce", sizes_bytes=(1024,), algorithm=m.algorithm, path=m.path)
-        for m in FORCED
-    ]
-    rule = plan.ranks.model_copy(update={"units": cluster.units})
-    return plan.model_copy(update={"probes": tuple(probes), "ranks": rule})
-
-
 def planned_method(plan: Plan, bucket_bytes: int) -> Method:
     """Return what the plan's thresholds choose for a bucket."""
-    return plan.method(_AXIS, "all_reduce", bucket_bytes)
+    return plan.method(AXIS, "all_reduce", bucket_bytes)
 
 
 def measure(
@@ -174,7 +149,7 @@ def measure(
 
     Args:
         lab: Running.
-        plan: Of ``plan_on``, for this lab.
+        plan: Of ``benchmarks.lab.calls.plan_on``, for this lab.
         world: What its devices do.
         model_bytes: Whole layers.
         ratios_of: What to measure, ``DDP_DEFAULT`` included.
@@ -263,7 +238,7 @@ def prepare(place: RankContext, *, plan: str) -> None:
         mesh = build_mesh(parsed, rank=place.rank, timeout=timeout)
         recorder = Recorder(mesh, backend="gloo")
         made = communicators(parsed, mesh, recorder, timeout_s=timeout.total_seconds())
-        _COMMUNICATORS.append(made[_AXIS])
+        _COMMUNICATORS.append(made[AXIS])
 
 
 class _TimedBackward(torch.autograd.Function):

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.gradient_sync import SHARED, module
 from benchmarks.lab import Lab, World, lab_topology, with_nic_rate
-from benchmarks.lab.gradients import DDP_DEFAULT, FORCED, Way, measure, plan_on
+from benchmarks.lab.calls import plan_on
+from benchmarks.lab.gradients import DDP_DEFAULT, FORCED, Way, measure
 
 pytestmark = pytest.mark.lab
 
@@ -20,7 +21,10 @@ def test_all_ways_train_the_same_and_send_what_they_must() -> None:
         Way("ddp hook", *SHARED, NUM_BYTES // 2),
     ]
     with Lab(document) as lab:
-        plan, world = plan_on(document, lab.cluster), World.draw(1, lab.cluster.world_size)
+        plan, world = (
+            plan_on(document, lab.cluster, {"all_reduce": FORCED}),
+            World.draw(1, lab.cluster.world_size),
+        )
         found = list(
             measure(
                 lab,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -39,16 +39,7 @@ from tests.unit.problems import fabric
 
 NUMEL = 1440  # of fp32; every group below divides it, and its parts
 SIZE = 4.0 * NUMEL
-OPS: tuple[Collective, ...] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "scatter",
-    "send_recv",
-)
+OPS: tuple[Collective, ...] = get_args(Collective)
 Sizes = tuple[int, ...]
 
 

@@ -1,6 +1,7 @@
 """Laws that hold for every legal method of every operation, on CPUs and on GPUs."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -35,16 +36,7 @@ LAB = fabric(
 )
 GPUS = fabric(4096)
 FABRICS = {"gloo": LAB, "nccl": GPUS}
-OPS: tuple[Collective, ...] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "scatter",
-    "send_recv",
-)
+OPS: tuple[Collective, ...] = get_args(Collective)
 CASES = [
     pytest.param(name, op, method, id=f"{name}-{op}-{method}")
     for name, on in FABRICS.items()
