@@ -125,7 +125,8 @@ MESSAGE_ISSUE_S: Final[dict[str, Constant]] = {
         "(benchmarks/collective_choice.py)",
     ),
 }
-# Latency of a hop, and rate over loopback, of other paths over those of the library's calls.
+# Of other paths over those of the library's calls: latency of a hop and of posting a message, and
+# rate over loopback.
 _LOOPBACK = (
     "4 ranks on 2 x86 cores, torch 2.13 gloo: geometric mean of what was fitted to all_reduce, "
     "all_gather, reduce_scatter and broadcast (benchmarks/collective_choice.py, loopback)"

@@ -837,6 +837,9 @@ class CallFit(Document):
     op: Collective
     path: CallPath
     levels: tuple[LevelFit, ...] = Field(min_length=1)
+    issue_s: Seconds = Field(
+        description="of one more message beside those under way; the prior where none are posted so"
+    )
 
 
 class Calibration(Document):

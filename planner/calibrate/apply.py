@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.cost.collectives import levels_for
+from planner.cost.collectives import calls_of
 from planner.plan import Calibration, CallFit, LevelFit
 from planner.topology.fabric import CallLevels, Fabric, Level
 
@@ -37,7 +37,10 @@ def with_calls(fabric: Fabric, fits: Iterable[CallFit]) -> Fabric:
         CallLevels(
             fit.op,
             fit.path,
-            _fitted(levels_for(fabric, fit.op, fit.path), fit.levels, f"{fit.op} by {fit.path}"),
+            _fitted(
+                calls_of(fabric, fit.op, fit.path).levels, fit.levels, f"{fit.op} by {fit.path}"
+            ),
+            fit.issue_s,
         )
         for fit in fits
         if names & {level.level for level in fit.levels}

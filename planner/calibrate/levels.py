@@ -12,13 +12,14 @@ emulated all_reduce, and shared memory copies where messages are sent.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from planner.calibrate.apply import fitted_fabric
-from planner.cost.collectives import achieved_bytes_per_s, collective_terms, levels_for
+from planner.cost.collectives import achieved_bytes_per_s, calls_of, collective_terms
 from planner.errors import InvalidInputError
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
@@ -38,8 +39,6 @@ _SHARE_OF_A_HOP: Final = 0.1
 _FAR_SLOWER: Final = 1000.0
 # Relative errors beyond this count linearly: a disturbed call is no physics.
 _ROBUST_ABOVE: Final = 0.1
-
-Levels = tuple[Level, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,43 +73,41 @@ def fit_transfers(transfers: Sequence[Transfer]) -> tuple[list[LevelFit], list[C
     """
     if not transfers:
         return [], []
-    levels = _fit(
-        transfers,
-        lambda transfer: transfer.fabric.levels,
-        lambda transfer, found: replace(transfer.fabric, levels=found, calls=()),
-        "all calls",
-    )
+    levels, _ = _fit(transfers, _seen_by_library, _as_seen_by_all, "all calls")
     by_call: dict[tuple[Collective, CallPath], list[Transfer]] = defaultdict(list)
     for one in transfers:
         fitted = fitted_fabric(one.fabric, levels, source="fitted to the runs")
         by_call[one.op, one.method.path].append(replace(one, fabric=replace(fitted, calls=())))
-    calls = [
-        CallFit(
-            op=op,
-            path=path,
-            levels=tuple(_fit(of_call, _seen_by_path, _as_seen_by_path, f"{op} by {path}")),
-        )
-        for (op, path), of_call in sorted(by_call.items())
-    ]
+    calls = []
+    for (op, path), of_call in sorted(by_call.items()):
+        fits, issue_s = _fit(of_call, _seen_by_path, _as_seen_by_path, f"{op} by {path}")
+        calls.append(CallFit(op=op, path=path, levels=tuple(fits), issue_s=issue_s))
     return levels, calls
 
 
-def _seen_by_path(transfer: Transfer) -> Levels:
-    return levels_for(transfer.fabric, transfer.op, transfer.method.path)
+def _seen_by_library(transfer: Transfer) -> CallLevels:
+    return calls_of(replace(transfer.fabric, calls=()), transfer.op, "library")
 
 
-def _as_seen_by_path(transfer: Transfer, found: Levels) -> Fabric:
-    call = CallLevels(transfer.op, transfer.method.path, found)
-    return replace(transfer.fabric, calls=(call,))
+def _as_seen_by_all(transfer: Transfer, found: CallLevels) -> Fabric:
+    return replace(transfer.fabric, levels=found.levels, calls=())
+
+
+def _seen_by_path(transfer: Transfer) -> CallLevels:
+    return calls_of(transfer.fabric, transfer.op, transfer.method.path)
+
+
+def _as_seen_by_path(transfer: Transfer, found: CallLevels) -> Fabric:
+    return replace(transfer.fabric, calls=(found,))
 
 
 def _fit(
     transfers: Sequence[Transfer],
-    prior: Callable[[Transfer], Levels],
-    with_levels: Callable[[Transfer, Levels], Fabric],
+    prior: Callable[[Transfer], CallLevels],
+    with_levels: Callable[[Transfer, CallLevels], Fabric],
     what: str,
-) -> list[LevelFit]:
-    """Return the fits of the levels that some transfer uses, innermost first.
+) -> tuple[list[LevelFit], float]:
+    """Return the fits of the levels that some transfer uses, innermost first, and seconds a post.
 
     Args:
         transfers: At least one.
@@ -121,28 +118,29 @@ def _fit(
     points: Counter[str] = Counter()
     priors: dict[str, Level] = {}
     for transfer in sorted(transfers, key=lambda transfer: len(transfer.fabric.levels)):
-        for depth, level in enumerate(prior(transfer)):
+        for depth, level in enumerate(prior(transfer).levels):
             if _uses(transfer.group, depth):
                 points[level.name] += 1
                 priors.setdefault(level.name, level)
     measured_s = np.array([transfer.seconds for transfer in transfers])
     hop_s = float(measured_s.min()) * _SHARE_OF_A_HOP
-    start = np.log(
-        [(level.alpha_s or hop_s, achieved_bytes_per_s(level)) for level in priors.values()]
-    ).ravel()
+    begin = [(level.alpha_s or hop_s, achieved_bytes_per_s(level)) for level in priors.values()]
+    start = np.log([*chain(*begin), prior(transfers[0]).issue_s])
 
-    def figures_at(logs: Column) -> dict[str, tuple[float, float]]:
-        return dict(zip(priors, map(tuple, np.exp(logs).reshape(-1, 2).tolist()), strict=True))
+    def figures_at(logs: Column) -> tuple[dict[str, tuple[float, float]], float]:
+        *of_levels, issue_s = np.exp(logs).tolist()
+        pairs = zip(of_levels[::2], of_levels[1::2], strict=True)
+        return dict(zip(priors, pairs, strict=True)), issue_s
 
     def ratios(logs: Column) -> Column:
-        figures = figures_at(logs)
+        figures, issue_s = figures_at(logs)
         found = np.empty(len(transfers))
         for numbers in _alike(transfers):
             first = transfers[numbers[0]]
-            levels = tuple(_at(level, figures.get(level.name)) for level in prior(first))
-            found[numbers] = _seconds(
-                with_levels(first, levels), [transfers[number] for number in numbers]
-            )
+            before = prior(first)
+            levels = tuple(_at(level, figures.get(level.name)) for level in before.levels)
+            fabric = with_levels(first, replace(before, levels=levels, issue_s=issue_s))
+            found[numbers] = _seconds(fabric, [transfers[number] for number in numbers])
         return found / measured_s
 
     def residuals(logs: Column) -> Column:
@@ -156,7 +154,7 @@ def _fit(
         key=lambda result: float(result.cost),
     ).x
     residual = float(np.median(np.abs(ratios(found) - 1)))
-    fitted = figures_at(found)
+    fitted, issue_s = figures_at(found)
     for name, (alpha_s, bytes_per_s) in fitted.items():
         _check_level(name, alpha_s, bytes_per_s, what)
     if residual > WORST_RESIDUAL:
@@ -166,7 +164,7 @@ def _fit(
             "on a machine that does nothing else",
             where="ranks.collectives",
         )
-    return [
+    fits = [
         LevelFit(
             level=name,
             alpha_s=alpha_s,
@@ -176,6 +174,7 @@ def _fit(
         )
         for name, (alpha_s, bytes_per_s) in fitted.items()
     ]
+    return fits, issue_s
 
 
 def _at(level: Level, figures: tuple[float, float] | None) -> Level:
@@ -191,9 +190,9 @@ def _starts(prior: Column) -> list[Column]:
     A level that the prior hides behind another shows no slope by which it could become the slowest.
 
     Args:
-        prior: Logarithms of alpha and bytes/s by turns, shape [2 * levels].
+        prior: Logarithms of alpha and bytes/s by turns, then of a post, shape [2 * levels + 1].
     """
-    rates = range(1, len(prior), 2) if len(prior) > 2 else ()
+    rates = range(1, len(prior), 2) if len(prior) > 3 else ()
     return [prior, *(prior - np.log(_FAR_SLOWER) * (np.arange(len(prior)) == at) for at in rates)]
 
 

@@ -12,8 +12,8 @@ Pieces of a hierarchy are on different levels at a time: then the longer side co
 of the other; of latencies and of transfers each, which is an upper bound where both matter.
 
 A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
-are the level's own, as a library's calls see them; other paths have their own by factors, and an
-operation that was measured on a path has what was measured.
+are the level's own and issue the library's, as its calls see them; other paths have their own by
+factors, and an operation that was measured on a path has what was measured.
 
 What the model leaves out: protocol switches (LL, LL128), in-switch reduction, contention between
 axes.
@@ -38,17 +38,17 @@ from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.methods import LIBRARY_METHODS
 from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
-from planner.topology.fabric import Fabric, Level
+from planner.topology.fabric import CallLevels, Fabric, Level
 
 __all__ = [
     "PRICED_PATHS",
     "Choice",
     "Terms",
     "achieved_bytes_per_s",
+    "calls_of",
     "choose",
     "collective_terms",
     "legal_methods",
-    "levels_for",
     "rate_of",
     "thresholds",
 ]
@@ -138,15 +138,16 @@ def rate_of(
     return rate * shares[strides, np.minimum(inside, shares.shape[1]) - 1]
 
 
-def levels_for(fabric: Fabric, op: Collective, path: CallPath) -> tuple[Level, ...]:
+def calls_of(fabric: Fabric, op: Collective, path: CallPath) -> CallLevels:
     """Return the levels as calls of ``op`` by ``path`` see them."""
     for measured in fabric.calls:
         if (measured.op, measured.path) == (op, path):
-            return measured.levels
+            return measured
+    issue_s = MESSAGE_ISSUE_S[fabric.library].value
     if path == "library":
-        return fabric.levels
+        return CallLevels(op, path, fabric.levels, issue_s)
     alpha, rate = PATH_ALPHA[path].value, PATH_RATE[path].value
-    return tuple(
+    levels = tuple(
         replace(
             level,
             alpha_s=level.alpha_s * alpha,
@@ -154,6 +155,7 @@ def levels_for(fabric: Fabric, op: Collective, path: CallPath) -> tuple[Level, .
         )
         for level in fabric.levels
     )
+    return CallLevels(op, path, levels, issue_s * alpha)
 
 
 def collective_terms(
@@ -168,11 +170,10 @@ def collective_terms(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S as in ``planner.cost.algorithms``, shape [rows].
     """
-    levels = levels_for(fabric, op, method.path)
-    issue_s = MESSAGE_ISSUE_S[fabric.library].value
+    seen = calls_of(fabric, op, method.path)
     parts = phases(op, method, fabric.library, group, size_bytes)
-    latency = _in_line(parts, [_latency_s(phase, levels, issue_s) for phase in parts])
-    transfer = _in_line(parts, [_transfer_s(phase, levels) for phase in parts])
+    latency = _in_line(parts, [_latency_s(phase, seen) for phase in parts])
+    transfer = _in_line(parts, [_transfer_s(phase, seen.levels) for phase in parts])
     several = group.degree > 1
     calls = _CALLS.get(method.algorithm, {"": 1})
     launch = COLLECTIVE_LAUNCH_S[fabric.library].value * calls.get(op, calls[""])
@@ -197,12 +198,12 @@ def _in_line(parts: Sequence[Phase], seconds: Sequence[Column]) -> Column:
     return np.asarray(np.maximum(crossing, inside) + shorter / parts[0].pieces)
 
 
-def _latency_s(phase: Phase, levels: tuple[Level, ...], issue_s: float) -> Column:
+def _latency_s(phase: Phase, seen: CallLevels) -> Column:
     hops = np.stack(
-        [steps * level.alpha_s for steps, level in zip(phase.hops, levels, strict=True)]
+        [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
     )
     once = hops.max(axis=0) if phase.at_once else hops.sum(axis=0)
-    return (once + phase.issued * issue_s) * phase.pieces
+    return (once + phase.issued * seen.issue_s) * phase.pieces
 
 
 def _transfer_s(phase: Phase, levels: tuple[Level, ...]) -> Column:

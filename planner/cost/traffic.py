@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from planner.cost.algorithms import PASSES, members_below, phases
-from planner.cost.collectives import PRICED_PATHS, levels_for, rate_of
+from planner.cost.collectives import PRICED_PATHS, calls_of, rate_of
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.plan import Collective, Method
@@ -69,7 +69,7 @@ def lower_bound_s(
 
 def _fastest_levels(fabric: Fabric, op: Collective) -> list[Level]:
     """Return every level as the fastest path of ``op`` sees it."""
-    by_path = (levels_for(fabric, op, path) for path in PRICED_PATHS)
+    by_path = (calls_of(fabric, op, path).levels for path in PRICED_PATHS)
     return [max(seen, key=lambda level: level.bytes_per_s) for seen in zip(*by_path, strict=True)]
 
 

@@ -74,11 +74,19 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class CallLevels:
-    """The levels as the calls of one operation by one path see them, measured."""
+    """The levels as the calls of one operation by one path see them.
+
+    Attributes:
+        op: Operation.
+        path: Who does it.
+        levels: Innermost first.
+        issue_s: Of posting one more message beside those under way.
+    """
 
     op: Collective
     path: CallPath
     levels: tuple[Level, ...]
+    issue_s: float
 
 
 @dataclass(frozen=True, slots=True)

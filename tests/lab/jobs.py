@@ -39,6 +39,15 @@ def host_and_shared_memory(context: RankContext) -> tuple[str, list[str]]:
     return platform.node(), seen
 
 
+def priorities(context: RankContext) -> dict[str, set[int]]:
+    """Return the priorities of this process's threads by their names."""
+    found: dict[str, set[int]] = {}
+    for task in Path("/proc/self/task").iterdir():
+        name = (task / "comm").read_text().strip()
+        found.setdefault(name, set()).add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    return found
+
+
 def send(context: RankContext, *, pairs: dict[int, int], num_bytes: int) -> float | None:
     """Send bytes over plain sockets; return the seconds until the receiver had all, if sender.
 

@@ -41,6 +41,12 @@ def test_a_host_has_its_own_name_and_shared_memory(lab: Lab) -> None:
         assert seen == [f"of-rank-{other}" for other in lab.ranks_of_host[node]]
 
 
+def test_what_spins_leaves_the_cores_to_the_ranks(lab: Lab) -> None:
+    for found in lab.run("tests.lab.jobs:priorities"):
+        assert found.pop("gloo_tcp_loop") == {19}
+        assert set.union(*found.values()) == {0}
+
+
 def test_what_every_rank_raises_is_told_and_the_lab_goes_on(lab: Lab) -> None:
     with pytest.raises(LabError, match=r"rank \d on host n\d failed in .*: ValueError: nothing"):
         lab.run("tests.lab.jobs:refuse")

@@ -9,12 +9,13 @@ import pytest
 from planner.calibrate.apply import calibrated_fabric, with_calls, with_fits
 from planner.calibrate.levels import Transfer, fit_transfers
 from planner.calibrate.runs import Measured, check_calibration, check_run
+from planner.constants import MESSAGE_ISSUE_S
 from planner.cost.algorithms import is_possible
 from planner.cost.collectives import (
     achieved_bytes_per_s,
+    calls_of,
     collective_terms,
     legal_methods,
-    levels_for,
 )
 from planner.errors import InvalidInputError
 from planner.layout.groups import Group, lay_group
@@ -30,6 +31,7 @@ NET = Level("leaf", "ethernet", 16, 50e6, 400e-6, "test")
 PRIOR = fabric(16, library="gloo", levels=(HOST, NET))
 # What the cluster is really like: a network of an eighth of the prior, hosts as fast.
 TRUE = ((120e-6, 1.6e9), (250e-6, 6.25e6))
+TRUE_ISSUE_S = 8e-6
 SIZES = tuple(8**k for k in range(3, 9))  # 512 bytes to 16 MiB
 TRANSFERS: tuple[Collective, ...] = (
     "all_reduce",
@@ -58,6 +60,8 @@ def paths(op: Collective) -> list[CallPath]:
 
 
 CALLS = [(op, path) for op in TRANSFERS for path in paths(op)]
+# One hop and all posts: in the time of a call of a direct exchange nothing tells them apart.
+ONLY_DIRECT = ("all_to_all", "library")
 
 
 def with_levels(
@@ -68,7 +72,7 @@ def with_levels(
         replace(level, alpha_s=alpha_s, bytes_per_s=rate, measured=True)
         for level, (alpha_s, rate) in zip(on.levels, figures, strict=True)
     )
-    return replace(on, calls=(*on.calls, CallLevels(op, path, levels)))
+    return replace(on, calls=(*on.calls, CallLevels(op, path, levels, TRUE_ISSUE_S)))
 
 
 def timed(
@@ -102,14 +106,33 @@ def assert_close(
         assert fit.bytes_per_s == pytest.approx(rate, rel=tolerance), fit.level
 
 
-@pytest.mark.parametrize(("op", "path"), CALLS)
+@pytest.mark.parametrize(("op", "path"), [call for call in CALLS if call != ONLY_DIRECT])
 def test_what_made_the_timings_comes_back(op: Collective, path: CallPath) -> None:
     true = with_levels(op, path, TRUE)
     fitted, [call] = fit_calls(PRIOR, timed(true, op, path))
     assert (call.op, call.path) == (op, path)
     assert_close(call.levels, TRUE, 0.05)
-    seen = [(level.alpha_s, level.bytes_per_s) for level in levels_for(fitted, op, path)]
+    assert calls_of(fitted, op, path).issue_s == call.issue_s
+    seen = [(level.alpha_s, level.bytes_per_s) for level in calls_of(fitted, op, path).levels]
     assert seen == [(fit.alpha_s, fit.bytes_per_s) for fit in call.levels]
+
+
+def test_a_direct_exchange_alone_gives_its_seconds_back() -> None:
+    transfers = timed(with_levels(*ONLY_DIRECT, TRUE), *ONLY_DIRECT)
+    fitted, _ = fit_calls(PRIOR, transfers)
+    for one in transfers:
+        terms = collective_terms(one.op, one.method, fitted, one.group, one.size_bytes)
+        assert terms.total_s()[0] == pytest.approx(one.seconds, rel=0.05)
+
+
+def test_posting_messages_is_fitted_where_some_are_posted_at_once() -> None:
+    """Pairwise waits for each message, the direct exchange does not."""
+    true = with_levels("all_to_all", "executor", TRUE)
+    _, [call] = fit_calls(PRIOR, timed(true, "all_to_all", "executor"))
+    assert call.issue_s == pytest.approx(TRUE_ISSUE_S, rel=0.05)
+    none_posted = with_levels("all_gather", "library", TRUE)
+    _, [call] = fit_calls(PRIOR, timed(none_posted, "all_gather", "library"))
+    assert call.issue_s == pytest.approx(MESSAGE_ISSUE_S["gloo"].value)
 
 
 @pytest.mark.parametrize("path", ["library", "executor", "shm"])
@@ -129,7 +152,7 @@ def test_no_operation_is_derived_from_another() -> None:
     assert [call.op for call in calls] == list(ops)
     assert_close(calls[0].levels, TRUE, 0.02)
     assert_close(calls[1].levels, slow, 0.02)
-    pooled = levels_for(fitted, "all_gather", "library")  # between both
+    pooled = calls_of(fitted, "all_gather", "library").levels  # between both
     assert TRUE[1][0] < pooled[1].alpha_s < slow[1][0]
 
 
@@ -179,7 +202,9 @@ def test_a_path_that_was_measured_alone_says_what_others_would_take(path: CallPa
         ),
     )
     fitted, _ = fit_calls(PRIOR, timed(slow, "all_reduce", path))
-    for found, true in zip(levels_for(fitted, "all_gather", "library"), slow.levels, strict=True):
+    for found, true in zip(
+        calls_of(fitted, "all_gather", "library").levels, slow.levels, strict=True
+    ):
         assert found.alpha_s == pytest.approx(true.alpha_s, rel=0.05)
         assert found.bytes_per_s == pytest.approx(achieved_bytes_per_s(true), rel=0.05)
 
@@ -225,9 +250,10 @@ def test_fits_of_other_fabrics_levels_are_left_out() -> None:
 def calibration(favoured: CallPath) -> Calibration:
     """Return one of local-gloo on which one path is a hundred times as fast as the others."""
     calls = tuple(
-        CallFit(op=op, path=path, levels=(local_fit(1e-5 if path == favoured else 1e-3),))
+        CallFit(op=op, path=path, levels=(local_fit(hop_s),), issue_s=hop_s)
         for op in TRANSFERS
         for path in paths(op)
+        for hop_s in (1e-5 if path == favoured else 1e-3,)
     )
     return Calibration(
         id=f"by {favoured}",
