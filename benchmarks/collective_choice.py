@@ -32,7 +32,7 @@ KIB, MIB = 2**10, 2**20
 SIZES_BYTES: Final = [KIB * 4**step for step in range(9)]  # 1 KiB to 64 MiB
 # The first frame after a pause, 9 kB, passes a link at once. So latency shows below it, and the rate
 # where it hardly counts.
-RATE_SIZES_BYTES: Final = [KIB, 256 * KIB, MIB, 4 * MIB]
+RATE_SIZES_BYTES: Final = [64, 256 * KIB, MIB, 4 * MIB]
 MBIT_PER_S: Final = (50, 100, 200, 400)
 LINKS: Final = ("host", "trunk")
 RATE_MARK: Final = " at "
