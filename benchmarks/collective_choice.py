@@ -5,12 +5,13 @@
     python -m benchmarks.collective_choice report [FILE]
 
 ``measure`` times all operations, methods and sizes in the lab (root, iproute2) and writes a line of
-JSON for each; ``rates`` does so for small sizes at four link rates; ``report`` fits alpha and
+JSON for each; ``rates`` does so for a few sizes at four link rates; ``report`` fits alpha and
 bandwidth to what was measured and prints the tables of docs/lab.md.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,8 +31,8 @@ SHAPES: Final = ("lab-2x2", "lab-2x4", "lab-4x2", "loopback")
 ORDERS: Final[tuple[Order, ...]] = ("natural", "interleaved")
 KIB, MIB = 2**10, 2**20
 SIZES_BYTES: Final = [KIB * 4**step for step in range(9)]  # 1 KiB to 64 MiB
-# The first frame after a pause, 9 kB, passes a link at once. So latency shows below it, and the rate
-# where it hardly counts.
+# The first frame after a pause, 9 kB, passes a link at once: latency shows far below it, the rate
+# far above.
 RATE_SIZES_BYTES: Final = [64, 256 * KIB, MIB, 4 * MIB]
 MBIT_PER_S: Final = (50, 100, 200, 400)
 LINKS: Final = ("host", "trunk")
@@ -47,13 +48,12 @@ def main() -> None:
         report(read(options.file))
         return
     exit_unless_possible()
-    options.output.parent.mkdir(exist_ok=True)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w") as file:
         if options.command == "rates":
             measure_rates(file, options.repeats)
         else:
-            sizes = [size for size in SIZES_BYTES if options.smallest <= size <= options.largest]
-            measure_shapes(file, options.shapes, options.orders, sizes, options.repeats)
+            measure_shapes(file, options.shapes, options.orders, options.sizes, options.repeats)
 
 
 # ------------------------------------------------------------------------------ measuring
@@ -97,14 +97,24 @@ def write(file: TextIO, calls: Iterable[Call]) -> None:
 
 
 def read(file: Path) -> list[Call]:
-    """Return the calls of a file."""
-    calls = []
-    for line in file.read_text().splitlines():
+    """Return the calls of a file, or say what is wrong with it and exit."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError as error:
+        sys.exit(f"{file}: {error.strerror}; make it with `measure -o {file}`")
+    calls = [call_of_line(f"{file}, line {at}", line) for at, line in enumerate(lines, 1)]
+    return calls or sys.exit(f"{file} has no calls; make it with `measure -o {file}`")
+
+
+def call_of_line(where: str, line: str) -> Call:
+    """Return the call of a line that ``write`` wrote."""
+    try:
         fields = json.loads(line)
         for name in ("seconds", "link_bytes"):
             fields[name] = tuple(fields[name])
-        calls.append(Call(**fields))
-    return calls
+        return Call(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        sys.exit(f"{where}: no call that `measure` wrote ({error}); measure again")
 
 
 # ------------------------------------------------------------------------------ reporting
@@ -205,7 +215,7 @@ def print_fits(fits: Sequence[CallFit]) -> None:
     levels = list(dict.fromkeys(level.level for fit in fits for level in fit.levels))
     print_table(
         "Alpha and bytes/s of a rank when all send, as fitted; how far off the median call is.",
-        ("operation", "path", *levels, "off by"),
+        ("operation", "path", *levels, "a message posted", "off by"),
         (
             (
                 fit.op,
@@ -214,6 +224,7 @@ def print_fits(fits: Sequence[CallFit]) -> None:
                     f"{format_seconds(level.alpha_s)}, {format_rate(level.bytes_per_s, 'B/s')}"
                     for level in fit.levels
                 ),
+                format_seconds(fit.issue_s or 0.0),
                 f"{fit.levels[0].residual:.0%}",
             )
             for fit in fits
@@ -223,6 +234,9 @@ def print_fits(fits: Sequence[CallFit]) -> None:
 
 def print_choices(found: Sequence[Cell]) -> None:
     """Print what was chosen and what it cost."""
+    if not found:
+        print("\nAt no size were all methods measured, of which the planner could choose.")
+        return
     print_table(
         "What the planner chooses with these, and what that costs.",
         ("operation", "size", "default", "chosen", "takes", "best", "takes", "loss", "noise"),
@@ -305,7 +319,13 @@ def parse_arguments() -> argparse.Namespace:
         command.add_argument("--repeats", type=int, default=REPEATS)
     shown = commands.add_parser("report", help="tables of a file")
     shown.add_argument("file", type=Path, nargs="?", default=RESULTS / "collective_choice.jsonl")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.command == "measure":
+        low, high = options.smallest, options.largest
+        options.sizes = [size for size in SIZES_BYTES if low <= size <= high]
+        if not options.sizes:
+            parser.error(f"no size from --smallest {low} to --largest {high}: {SIZES_BYTES}")
+    return options
 
 
 if __name__ == "__main__":

@@ -832,13 +832,17 @@ class LevelFit(Document):
 
 
 class CallFit(Document):
-    """Alpha and bandwidth per level of one operation by one path: none is derived from another."""
+    """Alpha and bandwidth per level of one operation by one path, and what posting a message takes.
+
+    None is derived from another. Where all methods measured post to all at once, only the sum of
+    hop and posts is known.
+    """
 
     op: Collective
     path: CallPath
     levels: tuple[LevelFit, ...] = Field(min_length=1)
-    issue_s: Seconds = Field(
-        description="of one more message beside those under way; the prior where none are posted so"
+    issue_s: Seconds | None = Field(
+        default=None, description="of one more message beside those under way; None: the prior"
     )
 
 

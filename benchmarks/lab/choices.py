@@ -102,7 +102,7 @@ def fitted(problem: Problem, calls: Sequence[Call]) -> tuple[Problem, list[CallF
 
 
 def cells(problem: Problem, calls: Sequence[Call]) -> Iterator[Cell]:
-    """Yield the choice of every operation and size that was measured.
+    """Yield the choice of every operation and size at which all methods were measured.
 
     Args:
         problem: Fitted.
@@ -113,6 +113,8 @@ def cells(problem: Problem, calls: Sequence[Call]) -> Iterator[Cell]:
         together[call.op, call.size_bytes][call.method] = call
     for (op, size_bytes), measured in together.items():
         methods = problem.methods(op)
+        if not measured.keys() >= set(methods):
+            continue
         size = np.array([float(size_bytes)])
         choice = choose(op, problem.fabric, problem.group, size, methods)
         yield Cell(

@@ -50,7 +50,6 @@ _SIDE: Final = 500
 LAYER_BYTES: Final = _SIDE * _SIDE * 4
 _KINDS: Final = ("attention", "mlp")  # layers alternate; the world has a factor for each
 _LEARNING_RATE: Final = 0.1
-# Of all ranks: data parallelism without context parallelism.
 _TIMEOUT_S: Final = 1200.0
 _MAX_THREADS: Final = 2
 

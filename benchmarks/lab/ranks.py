@@ -12,6 +12,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -102,8 +103,9 @@ def _let_gloo_yield() -> None:
     the kernel's next tick: 4 ms.
     """
     for task in os.listdir(_TASKS):
-        if Path(_TASKS, task, "comm").read_text().startswith(_GLOO_THREAD):
-            os.setpriority(os.PRIO_PROCESS, int(task), _LOWEST_PRIORITY)
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if Path(_TASKS, task, "comm").read_text().startswith(_GLOO_THREAD):
+                os.setpriority(os.PRIO_PROCESS, int(task), _LOWEST_PRIORITY)
 
 
 def _call(name: str, place: RankContext, kwargs: dict[str, Any]) -> Any:

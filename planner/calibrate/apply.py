@@ -34,18 +34,17 @@ def with_calls(fabric: Fabric, fits: Iterable[CallFit]) -> Fabric:
     """Return the fabric with the fitted operations and paths as measured by themselves."""
     names = {level.name for level in fabric.levels}
     calls = (
-        CallLevels(
-            fit.op,
-            fit.path,
-            _fitted(
-                calls_of(fabric, fit.op, fit.path).levels, fit.levels, f"{fit.op} by {fit.path}"
-            ),
-            fit.issue_s,
-        )
+        _fitted_call(calls_of(fabric, fit.op, fit.path), fit)
         for fit in fits
         if names & {level.level for level in fit.levels}
     )
     return replace(fabric, calls=tuple(calls))
+
+
+def _fitted_call(seen: CallLevels, fit: CallFit) -> CallLevels:
+    issue_s = seen.issue_s if fit.issue_s is None else fit.issue_s
+    levels = _fitted(seen.levels, fit.levels, f"{fit.op} by {fit.path}")
+    return replace(seen, levels=levels, issue_s=issue_s)
 
 
 def _fitted(levels: tuple[Level, ...], fits: Iterable[LevelFit], source: str) -> tuple[Level, ...]:

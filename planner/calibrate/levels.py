@@ -4,9 +4,10 @@ Fitted in logarithms against the function that prices them: ring and hierarchy s
 go over. What the calls do not show (a level whose bytes hide behind a slower one, latency where
 there is one size) stays near its prior.
 
-Twice: all calls together, which prices what was not measured by itself; and each
-operation by each path alone. There nothing is derived from another: gloo's reduce_scatter is an
-emulated all_reduce, and shared memory copies where messages are sent.
+Twice: all calls together, which prices what was not measured by itself; and each operation by each
+path alone, with what posting a message takes. There nothing is derived from another: gloo's
+reduce_scatter is an emulated all_reduce, and shared memory copies where messages are sent. Where
+all methods measured post to all at once, hop and posts are known by their sum only.
 """
 
 from collections import Counter, defaultdict
@@ -73,73 +74,90 @@ def fit_transfers(transfers: Sequence[Transfer]) -> tuple[list[LevelFit], list[C
     """
     if not transfers:
         return [], []
-    levels, _ = _fit(transfers, _seen_by_library, _as_seen_by_all, "all calls")
+    bare = _on_other_fabrics(transfers, lambda fabric: replace(fabric, calls=()))
+    levels, _ = _fit(bare, _seen_by_library, _levels_replaced, "all calls", with_issue=False)
+    fitted = _on_other_fabrics(
+        bare, lambda fabric: fitted_fabric(fabric, levels, source="fitted to the runs")
+    )
     by_call: dict[tuple[Collective, CallPath], list[Transfer]] = defaultdict(list)
-    for one in transfers:
-        fitted = fitted_fabric(one.fabric, levels, source="fitted to the runs")
-        by_call[one.op, one.method.path].append(replace(one, fabric=replace(fitted, calls=())))
+    for one in fitted:
+        by_call[one.op, one.method.path].append(one)
     calls = []
     for (op, path), of_call in sorted(by_call.items()):
-        fits, issue_s = _fit(of_call, _seen_by_path, _as_seen_by_path, f"{op} by {path}")
+        what = f"{op} by {path}"
+        fits, issue_s = _fit(of_call, _seen_by_path, _calls_replaced, what, with_issue=True)
         calls.append(CallFit(op=op, path=path, levels=tuple(fits), issue_s=issue_s))
     return levels, calls
 
 
+def _on_other_fabrics(
+    transfers: Sequence[Transfer], changed: Callable[[Fabric], Fabric]
+) -> list[Transfer]:
+    """Return the transfers on changed fabrics; those of one fabric share one as before."""
+    fabrics = {id(one.fabric): one.fabric for one in transfers}
+    others = {key: changed(fabric) for key, fabric in fabrics.items()}
+    return [replace(one, fabric=others[id(one.fabric)]) for one in transfers]
+
+
 def _seen_by_library(transfer: Transfer) -> CallLevels:
-    return calls_of(replace(transfer.fabric, calls=()), transfer.op, "library")
+    return calls_of(transfer.fabric, transfer.op, "library")
 
 
-def _as_seen_by_all(transfer: Transfer, found: CallLevels) -> Fabric:
-    return replace(transfer.fabric, levels=found.levels, calls=())
+def _levels_replaced(fabric: Fabric, found: CallLevels) -> Fabric:
+    return replace(fabric, levels=found.levels)
 
 
 def _seen_by_path(transfer: Transfer) -> CallLevels:
     return calls_of(transfer.fabric, transfer.op, transfer.method.path)
 
 
-def _as_seen_by_path(transfer: Transfer, found: CallLevels) -> Fabric:
-    return replace(transfer.fabric, calls=(found,))
+def _calls_replaced(fabric: Fabric, found: CallLevels) -> Fabric:
+    return replace(fabric, calls=(found,))
 
 
 def _fit(
     transfers: Sequence[Transfer],
-    prior: Callable[[Transfer], CallLevels],
-    with_levels: Callable[[Transfer, CallLevels], Fabric],
+    seen: Callable[[Transfer], CallLevels],
+    with_figures: Callable[[Fabric, CallLevels], Fabric],
     what: str,
+    *,
+    with_issue: bool,
 ) -> tuple[list[LevelFit], float]:
     """Return the fits of the levels that some transfer uses, innermost first, and seconds a post.
 
     Args:
-        transfers: At least one.
-        prior: Levels to begin with.
-        with_levels: Makes the fabric that prices a transfer by those levels.
+        transfers: At least one; of one library, and of one path to fit posts.
+        seen: Levels and seconds a post to begin with.
+        with_figures: Makes the fabric that prices transfers by others.
         what: The transfers in words.
+        with_issue: Whether posting a message is fitted too; else it stays.
     """
     points: Counter[str] = Counter()
     priors: dict[str, Level] = {}
     for transfer in sorted(transfers, key=lambda transfer: len(transfer.fabric.levels)):
-        for depth, level in enumerate(prior(transfer).levels):
+        for depth, level in enumerate(seen(transfer).levels):
             if _uses(transfer.group, depth):
                 points[level.name] += 1
                 priors.setdefault(level.name, level)
     measured_s = np.array([transfer.seconds for transfer in transfers])
     hop_s = float(measured_s.min()) * _SHARE_OF_A_HOP
-    begin = [(level.alpha_s or hop_s, achieved_bytes_per_s(level)) for level in priors.values()]
-    start = np.log([*chain(*begin), prior(transfers[0]).issue_s])
+    figures = [(level.alpha_s or hop_s, achieved_bytes_per_s(level)) for level in priors.values()]
+    prior_issue_s = seen(transfers[0]).issue_s
+    start = np.log([*chain(*figures), *([prior_issue_s] if with_issue else [])])
 
     def figures_at(logs: Column) -> tuple[dict[str, tuple[float, float]], float]:
-        *of_levels, issue_s = np.exp(logs).tolist()
-        pairs = zip(of_levels[::2], of_levels[1::2], strict=True)
-        return dict(zip(priors, pairs, strict=True)), issue_s
+        values = np.exp(logs).tolist()
+        issue_s = values.pop() if with_issue else prior_issue_s
+        return dict(zip(priors, zip(values[::2], values[1::2], strict=True), strict=True)), issue_s
 
     def ratios(logs: Column) -> Column:
-        figures, issue_s = figures_at(logs)
+        by_level, issue_s = figures_at(logs)
         found = np.empty(len(transfers))
         for numbers in _alike(transfers):
             first = transfers[numbers[0]]
-            before = prior(first)
-            levels = tuple(_at(level, figures.get(level.name)) for level in before.levels)
-            fabric = with_levels(first, replace(before, levels=levels, issue_s=issue_s))
+            before = seen(first)
+            levels = tuple(_at(level, by_level.get(level.name)) for level in before.levels)
+            fabric = with_figures(first.fabric, replace(before, levels=levels, issue_s=issue_s))
             found[numbers] = _seconds(fabric, [transfers[number] for number in numbers])
         return found / measured_s
 
@@ -149,7 +167,7 @@ def _fit(
     found = min(
         (
             least_squares(residuals, begin, loss="soft_l1", f_scale=_ROBUST_ABOVE)
-            for begin in _starts(start)
+            for begin in _starts(start, len(priors))
         ),
         key=lambda result: float(result.cost),
     ).x
@@ -157,6 +175,7 @@ def _fit(
     fitted, issue_s = figures_at(found)
     for name, (alpha_s, bytes_per_s) in fitted.items():
         _check_level(name, alpha_s, bytes_per_s, what)
+    check_range(f"posting a message of {what} at {issue_s:.3g} s", issue_s, LATENCY_RANGE_S)
     if residual > WORST_RESIDUAL:
         raise InvalidInputError(
             f"the {len(transfers)} timings of {what} follow no latency and bandwidth: the best are "
@@ -184,15 +203,16 @@ def _at(level: Level, figures: tuple[float, float] | None) -> Level:
     return replace(level, alpha_s=alpha_s, bytes_per_s=bytes_per_s, measured=True)
 
 
-def _starts(prior: Column) -> list[Column]:
+def _starts(prior: Column, num_levels: int) -> list[Column]:
     """Return where to begin: at the prior, and there with each of several levels far slower.
 
     A level that the prior hides behind another shows no slope by which it could become the slowest.
 
     Args:
-        prior: Logarithms of alpha and bytes/s by turns, then of a post, shape [2 * levels + 1].
+        prior: Logarithms of alpha and bytes/s of the levels by turns, and of others.
+        num_levels: How many levels.
     """
-    rates = range(1, len(prior), 2) if len(prior) > 3 else ()
+    rates = range(1, 2 * num_levels, 2) if num_levels > 1 else ()
     return [prior, *(prior - np.log(_FAR_SLOWER) * (np.arange(len(prior)) == at) for at in rates)]
 
 

@@ -65,14 +65,19 @@ ONLY_DIRECT = ("all_to_all", "library")
 
 
 def with_levels(
-    op: Collective, path: CallPath, figures: Sequence[tuple[float, float]], on: Fabric = PRIOR
+    op: Collective,
+    path: CallPath,
+    figures: Sequence[tuple[float, float]],
+    on: Fabric = PRIOR,
+    *,
+    issue_s: float = TRUE_ISSUE_S,
 ) -> Fabric:
     """Return the fabric on which calls of ``op`` by ``path`` see (alpha, bytes/s) per level."""
     levels = tuple(
         replace(level, alpha_s=alpha_s, bytes_per_s=rate, measured=True)
         for level, (alpha_s, rate) in zip(on.levels, figures, strict=True)
     )
-    return replace(on, calls=(*on.calls, CallLevels(op, path, levels, TRUE_ISSUE_S)))
+    return replace(on, calls=(*on.calls, CallLevels(op, path, levels, issue_s)))
 
 
 def timed(
@@ -133,6 +138,29 @@ def test_posting_messages_is_fitted_where_some_are_posted_at_once() -> None:
     none_posted = with_levels("all_gather", "library", TRUE)
     _, [call] = fit_calls(PRIOR, timed(none_posted, "all_gather", "library"))
     assert call.issue_s == pytest.approx(MESSAGE_ISSUE_S["gloo"].value)
+
+
+def test_posts_that_take_seconds_are_refused_by_name() -> None:
+    true = with_levels("all_to_all", "executor", TRUE, issue_s=5.0)
+    with pytest.raises(InvalidInputError, match=r"posting a message of all_to_all by executor"):
+        fit_calls(PRIOR, timed(true, "all_to_all", "executor"))
+
+
+def test_a_fit_that_says_nothing_of_posts_leaves_the_prior() -> None:
+    fit = CallFit(op="all_to_all", path="executor", levels=(local_fit(1e-5),))
+    prior = fabric(4, library="gloo", levels=(HOST,))
+    seen = calls_of(with_calls(prior, [fit]), "all_to_all", "executor")
+    assert seen.issue_s == calls_of(prior, "all_to_all", "executor").issue_s
+    assert seen.levels[0].alpha_s == 1e-5
+
+
+def test_what_was_fitted_before_has_no_part_in_a_fit() -> None:
+    true = with_levels("all_reduce", "library", TRUE)
+    transfers = timed(true, "all_reduce", "library")
+    far = tuple((100 * alpha_s, rate / 100) for alpha_s, rate in TRUE)
+    before = with_levels("all_reduce", "library", far)
+    again = [replace(one, fabric=before) for one in transfers]
+    assert fit_transfers(again) == fit_transfers(transfers)
 
 
 @pytest.mark.parametrize("path", ["library", "executor", "shm"])
