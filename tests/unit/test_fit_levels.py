@@ -61,7 +61,7 @@ def paths(op: Collective) -> list[CallPath]:
 
 CALLS = [(op, path) for op in TRANSFERS for path in paths(op)]
 # One hop and all posts: in the time of a call of a direct exchange nothing tells them apart.
-ONLY_DIRECT = ("all_to_all", "library")
+ONLY_DIRECT: tuple[Collective, CallPath] = ("all_to_all", "library")
 
 
 def with_levels(
