@@ -308,7 +308,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    shapes = commands.add_parser("measure", help="all shapes; about an hour and a half")
+    shapes = commands.add_parser("measure", help="all shapes; about three hours")
     shapes.add_argument("--shapes", nargs="+", default=SHAPES, choices=SHAPES)
     shapes.add_argument("--orders", nargs="+", default=ORDERS, choices=ORDERS)
     shapes.add_argument("--smallest", type=int, default=SIZES_BYTES[0], help="bytes")

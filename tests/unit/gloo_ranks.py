@@ -48,6 +48,7 @@ def on_ranks(
     The group's ``process_group`` is a ``Sent``, None for a single rank.
     """
     store, results, errors = HashStore(), {}, []
+    all_done = threading.Barrier(size)
 
     def run(index: int) -> None:
         try:
@@ -56,10 +57,12 @@ def on_ranks(
             results[index] = action(
                 RankGroup(ranks, index, cast("dist.ProcessGroup | None", group), laid)
             )
-            if group is not None:  # a group that closes breaks those that still connect to it
-                group.barrier().wait()
+            # A group that closes breaks those that still connect to it. Not by gloo's barrier: it
+            # raises what calls of the group before it raised, if they have not been cleared away.
+            all_done.wait(_TIMEOUT.total_seconds())
         except BaseException as error:
             errors.append(error)
+            all_done.abort()
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(size)]
     for thread in threads:
