@@ -224,7 +224,7 @@ def print_fits(fits: Sequence[CallFit]) -> None:
                     f"{format_seconds(level.alpha_s)}, {format_rate(level.bytes_per_s, 'B/s')}"
                     for level in fit.levels
                 ),
-                format_seconds(fit.issue_s or 0.0),
+                "the prior" if fit.issue_s is None else format_seconds(fit.issue_s),
                 f"{fit.levels[0].residual:.0%}",
             )
             for fit in fits

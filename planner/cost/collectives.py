@@ -9,7 +9,8 @@ have no NIC of their own, less for direct, pairwise and point_to_point than for 
                                                 + max_i out[i] / (b B[i]) / efficiency + fill)
 
 Pieces of a hierarchy are on different levels at a time: then the longer side counts, and one piece
-of the other; of latencies and of transfers each, which is an upper bound where both matter.
+of the other; of latencies and of transfers each, which is an upper bound where both matter. Inside
+a host both sides need the same links, and their transfers add up.
 
 A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
 are the level's own and issue the library's, as its calls see them; other paths have their own by
@@ -38,7 +39,7 @@ from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.methods import LIBRARY_METHODS
 from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
-from planner.topology.fabric import CallLevels, Fabric, Level
+from planner.topology.fabric import NETWORK_KINDS, CallLevels, Fabric, Level
 
 __all__ = [
     "PRICED_PATHS",
@@ -172,8 +173,10 @@ def collective_terms(
     """
     seen = calls_of(fabric, op, method.path)
     parts = phases(op, method, fabric.library, group, size_bytes)
-    latency = _in_line(parts, [_latency_s(phase, seen) for phase in parts])
-    transfer = _in_line(parts, [_transfer_s(phase, seen.levels) for phase in parts])
+    pieces = parts[0].pieces
+    latency = _in_line(parts, [_latency_s(phase, seen) for phase in parts], pieces)
+    at_a_time = np.where(_share_links(parts, seen.levels), 1.0, pieces)
+    transfer = _in_line(parts, [_transfer_s(phase, seen.levels) for phase in parts], at_a_time)
     several = group.degree > 1
     calls = _CALLS.get(method.algorithm, {"": 1})
     launch = COLLECTIVE_LAUNCH_S[fabric.library].value * calls.get(op, calls[""])
@@ -184,10 +187,10 @@ def collective_terms(
     )
 
 
-def _in_line(parts: Sequence[Phase], seconds: Sequence[Column]) -> Column:
+def _in_line(parts: Sequence[Phase], seconds: Sequence[Column], pieces: Column | float) -> Column:
     """Return the seconds of all parts, of which those that cross and others work side by side.
 
-    The longer of both, and one piece of the other.
+    The longer of both, and one of ``pieces`` of the other.
     """
     nothing = np.zeros(len(parts[0].group.degree))
     crossing, inside = (
@@ -195,7 +198,18 @@ def _in_line(parts: Sequence[Phase], seconds: Sequence[Column]) -> Column:
         for way in (True, False)
     )
     shorter = np.minimum(crossing, inside)
-    return np.asarray(np.maximum(crossing, inside) + shorter / parts[0].pieces)
+    return np.asarray(np.maximum(crossing, inside) + shorter / pieces)
+
+
+def _share_links(parts: Sequence[Phase], levels: tuple[Level, ...]) -> Column:
+    """Return whether parts that cross do so inside a host, by links of those that do not."""
+    shared = np.zeros(len(parts[0].group.degree), dtype=bool)
+    for phase in parts:
+        spans = zip(levels, members_below(phase.group), phase.group.members, strict=True)
+        for level, below, inside in spans if phase.crosses else ():
+            if level.kind not in NETWORK_KINDS:
+                shared |= inside > below
+    return shared
 
 
 def _latency_s(phase: Phase, seen: CallLevels) -> Column:

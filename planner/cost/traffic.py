@@ -4,8 +4,6 @@ Symbols as in ``planner.cost.algorithms``: ``n`` ranks, ``m[i]`` of them inside 
 ``i``, ``B[i]`` bytes/s per GPU out of a unit of the level below.
 """
 
-from typing import Final
-
 import numpy as np
 
 from planner.cost.algorithms import PASSES, members_below, phases
@@ -13,11 +11,9 @@ from planner.cost.collectives import PRICED_PATHS, calls_of, rate_of
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.plan import Collective, Method
-from planner.topology.fabric import Fabric, Level
+from planner.topology.fabric import NETWORK_KINDS, Fabric, Level
 
 __all__ = ["busiest_exits", "bytes_per_level", "lower_bound_s"]
-
-_NETWORK: Final = ("infiniband", "ethernet")
 
 
 def lower_bound_s(
@@ -45,14 +41,14 @@ def lower_bound_s(
         return None
     n, bound = group.degree, np.zeros(len(group.degree))
     levels = _fastest_levels(fabric, op)
-    way_out = next((lv.bytes_per_s for lv in levels if lv.kind in _NETWORK), 0.0)
+    way_out = next((lv.bytes_per_s for lv in levels if lv.kind in NETWORK_KINDS), 0.0)
     for level, below, inside in zip(levels, members_below(group), group.members, strict=True):
         members = np.minimum(inside, 2) if op == "send_recv" else inside
         along, each = (
             rate_of(level, group, members, direct=way, nominal=True) for way in (False, True)
         )
         rate = np.maximum(along, each)
-        if level.kind not in _NETWORK and op != "send_recv":
+        if level.kind not in NETWORK_KINDS and op != "send_recv":
             rate = rate + np.where(n > inside, way_out, 0.0)
         crossing = (n - below) / n
         if op == "send_recv":

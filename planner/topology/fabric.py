@@ -7,14 +7,16 @@ then leaves (the spine). ``planner.layout.groups`` lays axes on the levels;
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from planner.plan import CallPath, Collective
 from planner.topology.document import Library
 
-__all__ = ["CallLevels", "Fabric", "Level", "LevelKind", "Mesh"]
+__all__ = ["NETWORK_KINDS", "CallLevels", "Fabric", "Level", "LevelKind", "Mesh"]
 
 LevelKind = Literal["nvlink", "xgmi", "pcie", "infiniband", "ethernet", "loopback"]
+# Of levels that a GPU reaches by a NIC: the others share its links inside the host.
+NETWORK_KINDS: Final = ("infiniband", "ethernet")
 
 
 @dataclass(frozen=True, slots=True)
