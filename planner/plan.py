@@ -37,6 +37,7 @@ __all__ = [
     "Interval",
     "Layout",
     "LevelFit",
+    "MeasuredCurve",
     "MemoryParts",
     "Method",
     "ModelSummary",
@@ -91,13 +92,18 @@ Collective = Literal[
     "reduce_scatter",
     "all_to_all",
     "broadcast",
+    "reduce",
     "gather",
     "scatter",
     "send_recv",
 ]
 # hierarchical = inside units of the innermost fabric level, then across them; three_level = across
-# the units of the next level too; copy_engine = copies in memory that all members can load and
-# store, without sends (by DMA engines on GPUs, by the cores where "GPUs" are cores).
+# the units of the next level too; nvls = switches inside a domain copy and reduce, nvls_tree = so
+# inside, trees across; collnet = the network's switches reduce (SHARP); pat = parallel aggregated
+# trees; one_shot = every member reads all of every other, two_shot = its shard, then gathers;
+# copy_engine = copies in memory that all members can load and store, without sends (by DMA engines
+# on GPUs, by the cores where "GPUs" are cores); deduplicated = a token goes once to a rank or node,
+# however many of its experts are there.
 Algorithm = Literal[
     "singleton",
     "ring",
@@ -105,9 +111,16 @@ Algorithm = Literal[
     "halving_doubling",
     "hierarchical",
     "three_level",
+    "nvls",
+    "nvls_tree",
+    "collnet",
+    "pat",
     "direct",
     "pairwise",
+    "one_shot",
+    "two_shot",
     "copy_engine",
+    "deduplicated",
     "point_to_point",
 ]
 # Who runs it: the backend's own call (of a hierarchy, one per part), this project's executor by
@@ -846,6 +859,39 @@ class CallFit(Document):
     )
 
 
+class MeasuredCurve(Document):
+    """Seconds of one operation by size: a benchmark's table, or a library's own log.
+
+    ``sizes_bytes`` are nccl-tests' S. The group has equally many members on each of its nodes.
+    """
+
+    op: Collective
+    algorithm: Algorithm | None = Field(
+        default=None, description="null = whichever the library took by itself"
+    )
+    path: CallPath = "library"
+    group_size: int = Field(ge=2)
+    num_nodes: int = Field(ge=1, description="hosts that the group lies on")
+    sizes_bytes: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    seconds: tuple[Rate, ...] = Field(min_length=1)
+    source: str
+
+    @model_validator(mode="after")
+    def _sizes_ascend(self) -> "MeasuredCurve":
+        if list(self.sizes_bytes) != sorted(set(self.sizes_bytes)):
+            raise ValueError("sizes_bytes must ascend, each once")
+        if len(self.sizes_bytes) != len(self.seconds):
+            raise ValueError(
+                f"{len(self.sizes_bytes)} sizes_bytes but {len(self.seconds)} seconds; need as many"
+            )
+        if self.group_size % self.num_nodes:
+            raise ValueError(
+                f"group_size={self.group_size} on num_nodes={self.num_nodes}; need equally many "
+                "members on each node"
+            )
+        return self
+
+
 class Calibration(Document):
     """Constants refitted on one cluster. ``id`` hashes everything else."""
 
@@ -855,6 +901,9 @@ class Calibration(Document):
     levels: tuple[LevelFit, ...] = Field(description="all operations together")
     calls: tuple[CallFit, ...] = Field(
         default=(), description="operations and paths measured well enough to be told apart"
+    )
+    curves: tuple[MeasuredCurve, ...] = Field(
+        default=(), description="of the library's calls, measured by a benchmark"
     )
     compute_scale: Rate = Field(description="measured over prior seconds, forward and backward")
     optimizer_scale: Rate = Field(description="measured over prior seconds of the optimizer")

@@ -15,7 +15,27 @@ from typing import Any, Final, Literal
 from planner.errors import UnknownNameError
 from planner.hardware.devices import Precision
 
-__all__ = ["GpuModel", "gpu_model", "gpu_models"]
+__all__ = ["Architecture", "GpuModel", "architecture_of", "gpu_model", "gpu_models"]
+
+Architecture = Literal[
+    "kepler",
+    "pascal",
+    "volta",
+    "turing",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "gcn5",
+    "cdna1",
+    "cdna2",
+    "cdna3",
+    "cdna4",
+    "gaudi",
+    "xe2",
+    "davinci",
+    "other",
+]
 
 # Words that tools print and people leave out; none of them tells two models apart.
 _FILLER: Final = re.compile(
@@ -45,6 +65,7 @@ class GpuModel:
         pcie_bytes_per_s: Its PCIe slot, one direction.
         is_coherent: It can hang on its CPU by C2C or Infinity Fabric in place of PCIe.
         library: What its collectives run on.
+        architecture: By its maker's name: collectives run alike on GPUs of one.
         source: Where the figures come from.
     """
 
@@ -62,6 +83,7 @@ class GpuModel:
     pcie_bytes_per_s: float
     is_coherent: bool
     library: Literal["nccl", "rccl", "hccl", "oneccl"]
+    architecture: Architecture
     source: str
 
 
@@ -93,6 +115,21 @@ def gpu_model(name: str) -> GpuModel:
             return models[key]
     known = [model.name for model in gpu_models()]
     raise UnknownNameError("GPU model", name, known, remedy=f"known: {', '.join(sorted(known))}")
+
+
+def architecture_of(device_name: str) -> Architecture:
+    """Return the architecture of a device of ``devices.json`` or a GPU by any name.
+
+    >>> architecture_of("h100-sxm-80gb"), architecture_of("NVIDIA L40S"), architecture_of("mine")
+    ('hopper', 'ada', 'other')
+    """
+    for model in gpu_models():
+        if model.device == device_name:
+            return model.architecture
+    try:
+        return gpu_model(device_name).architecture
+    except UnknownNameError:
+        return "other"
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, cast
 import numpy as np
 
 from planner.errors import InvalidInputError
+from planner.hardware.gpus import architecture_of
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
 from planner.topology.exits import Exit
 from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
@@ -77,6 +78,7 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         slowest_share=min(found.get(node, NodeTrouble()).compute_share for node in used)
         if found
         else 1.0,
+        architecture=architecture_of(document.device_name),
     )
 
 

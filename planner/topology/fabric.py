@@ -9,7 +9,8 @@ then leaves (the spine). ``planner.layout.groups`` lays axes on the levels;
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from planner.plan import CallPath, Collective
+from planner.hardware.gpus import Architecture
+from planner.plan import CallPath, Collective, MeasuredCurve
 from planner.topology.document import Library
 
 __all__ = ["NETWORK_KINDS", "CallLevels", "Fabric", "Level", "LevelKind", "Mesh"]
@@ -107,6 +108,8 @@ class Fabric:
         nodes: Numbers of the nodes in rank order; None = the first ones.
         slowest_share: Speed of the slowest GPU over that of a healthy one.
         calls: Of operations and paths that were measured by themselves.
+        architecture: Of the GPUs.
+        curves: Measured seconds by size, which go before the model inside their range.
     """
 
     topology: str
@@ -119,3 +122,5 @@ class Fabric:
     nodes: tuple[int, ...] | None = None
     slowest_share: float = 1.0
     calls: tuple[CallLevels, ...] = ()
+    architecture: Architecture = "other"
+    curves: tuple[MeasuredCurve, ...] = ()
