@@ -14,7 +14,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 __all__ = [
     "AXES",
@@ -33,6 +33,7 @@ __all__ = [
     "Crossing",
     "Document",
     "ExpertCapacity",
+    "ExpertLoad",
     "Framework",
     "Interval",
     "Layout",
@@ -142,6 +143,7 @@ Degree = Annotated[int, Field(ge=1, le=1 << 20)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
+Load = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -192,6 +194,37 @@ class ExpertCapacity(Document):
     )
 
 
+def _rows(value: Any) -> Any:
+    """Return one row of counts as the only one of several."""
+    is_one = isinstance(value, list | tuple) and not any(isinstance(v, list | tuple) for v in value)
+    return [value] if is_one else value
+
+
+class ExpertLoad(Document):
+    """How uneven routing is expected to be; null in its place is even."""
+
+    zipf: float | None = Field(
+        default=None,
+        ge=0,
+        le=8,
+        allow_inf_nan=False,
+        description="the i-th popular expert receives 1/i**zipf; 0 is even",
+    )
+    counts: Annotated[tuple[tuple[Load, ...], ...], BeforeValidator(_rows)] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="tokens that each expert received, in one row or one for each layer with "
+        "experts; only their proportions count",
+    )
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> "ExpertLoad":
+        if (self.zipf is None) == (self.counts is None):
+            raise ValueError("need one of zipf and counts; leave expert_load out for an even load")
+        return self
+
+
 class TrainingSpec(Document):
     """One optimizer step: how many sequences, how long, in which numbers."""
 
@@ -204,6 +237,12 @@ class TrainingSpec(Document):
     )
     expert_capacity: ExpertCapacity | None = Field(
         default=None, description="of a model with experts; null = dropless"
+    )
+    # Left out of documents that do not say it: their hashes stay what they were.
+    expert_load: ExpertLoad | None = Field(
+        default=None,
+        exclude_if=lambda load: load is None,
+        description="of a model with experts; null = even",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.calibrate.apply import calibrated_fabric
+from planner.cost.expert_load import expert_shares
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
 from planner.frameworks import refused_training
@@ -201,6 +202,17 @@ def _check_training(model: ModelSpec, request: PlanRequest) -> None:
             "need a model with experts, or leave it out",
             where="training.expert_capacity",
         )
+
+    load = request.training.expert_load
+    if load is None:
+        return
+    if model.experts is None:
+        raise InvalidInputError(
+            f"training.expert_load: {model.name} is dense; need a model with experts, or leave it "
+            "out",
+            where="training.expert_load",
+        )
+    expert_shares(model.experts, layer_kinds(model).count("moe"), load)
 
 
 def _check_precision(hardware: Device, request: PlanRequest) -> None:

@@ -1,7 +1,8 @@
 """Bytes per rank and part; the worst pipeline rank decides whether a layout fits.
 
 Activations follow Korthikanti et al. (2205.05198, table 2), taken apart by tensor so that they
-hold for grouped queries, gated feed-forwards and experts too. Routing is taken as balanced.
+hold for grouped queries, gated feed-forwards and experts too. Of uneven routing every rank and
+layer holds what the hottest rank of the most uneven layer receives.
 Attention is fused unless ``fused_attention`` is false; there is no dropout unless asked for.
 """
 
@@ -12,7 +13,7 @@ import numpy as np
 from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
 from planner.cost.shares import block_share, rank_parameters, shards
-from planner.cost.work import key_value_bytes, routed_rows, sharded_tokens, tokens
+from planner.cost.work import expert_skews, key_value_bytes, routed_rows, sharded_tokens, tokens
 from planner.frameworks import keeps_gathered_inputs
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
@@ -116,10 +117,11 @@ def activation_bytes(
         of_shared = np.where(kept_whole & (width > 0), read, 0)
         norm_out = h * beta * (read + outside + of_shared)
         rows = routed_rows(problem, c)
+        received = rows * expert_skews(problem, c)[1]
         # input and output of the experts on all etp ranks' rows, and the copy in expert order
-        widths = (3 if gated else 2) * moe.expert_hidden_size + (2 * c.etp + 1) * h
-        routed = rows * beta * widths
-        routed_out = rows * beta * moe.expert_hidden_size
+        widths = (3 if gated else 2) * moe.expert_hidden_size + 2 * c.etp * h
+        routed = beta * (received * widths + rows * h)
+        routed_out = received * beta * moe.expert_hidden_size
     else:
         width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
         routed = routed_out = np.zeros(len(c))
@@ -209,8 +211,8 @@ def _moe_buffers(problem: Problem, c: Candidates) -> Column:
     if moe is None:
         return np.zeros(len(c))
     several = (c.ep > 1) | (c.etp > 1)
-    rows = routed_rows(problem, c) * np.where(several, 1 + c.etp, 0)
-    return rows * problem.model.hidden_size * weight_bytes(problem.training)
+    rows = routed_rows(problem, c) * (1 + c.etp * expert_skews(problem, c)[1])
+    return np.where(several, rows, 0) * problem.model.hidden_size * weight_bytes(problem.training)
 
 
 def _communicators(problem: Problem, c: Candidates) -> Column:

@@ -11,8 +11,8 @@ and per feed-forward one column-split and one row-split product. With sequence p
 shards once more unless the framework keeps them whole; without it one all_reduce follows in each
 direction. Context parallelism passes keys and values around in a ring, or gathers them. Experts:
 tokens sharded over tp go to their experts by all_to_all; dropless after an exchange of the counts,
-routing balanced, or every expert's capacity. Attention is fused (no score matrix is stored or
-moved).
+sized for the hottest rank, for which all wait (``training.expert_load``), or every expert's
+capacity. Attention is fused (no score matrix is stored or moved).
 
 ZeRO-0 and 1 send a rank's gradients and parameters in buckets, once per step; ZeRO-2 and 3 are
 FSDP and send them block by block, for every micro-batch.
@@ -26,6 +26,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
+from planner.cost.expert_load import expert_shares, skews
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
 from planner.cost.shares import block_share, fullest_profile, rank_parameters, shards
 from planner.frameworks import keeps_gathered_inputs, stops_recompute_early
@@ -50,6 +51,7 @@ __all__ = [
     "MemoryBound",
     "Op",
     "block_work",
+    "expert_skews",
     "key_value_bytes",
     "rank_work",
     "routed_rows",
@@ -175,8 +177,17 @@ class Communication:
 Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication
 
 
-def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
-    """Return the ops of one block of ``kind`` for one micro-batch on one rank."""
+def block_work(
+    problem: Problem, c: Candidates, kind: BlockKind, skew: Column | float | None = None
+) -> list[Op]:
+    """Return the ops of one block of ``kind`` for one micro-batch on one rank.
+
+    Args:
+        problem: What stays fixed.
+        c: Candidates.
+        kind: Of the block.
+        skew: Rows of the hottest expert rank over the mean; None is what the request expects.
+    """
     once = np.ones(len(c))
     if kind == "embedding":
         return _embedding(problem, c, once)
@@ -186,8 +197,9 @@ def block_work(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
     if kind == "dense":
         forward += _dense_forward(problem, c, once)
     else:
-        forward += _moe_forward(problem, c, once)
-    forward += _element_wise(problem, c, once, kind)
+        skew = expert_skews(problem, c)[0] if skew is None else skew
+        forward += _moe_forward(problem, c, once, skew)
+    forward += _element_wise(problem, c, once, kind, 1.0 if skew is None else skew)
     return [*forward, *_backward(problem, forward), *_recompute(problem, forward, c)]
 
 
@@ -225,6 +237,21 @@ def routed_rows(problem: Problem, c: Candidates) -> Column:
         for size in sizes
     ]
     return moe.num_experts * np.array(capacities, dtype=float)[inverse]
+
+
+def expert_skews(problem: Problem, c: Candidates) -> tuple[Column, Column]:
+    """Return rows of the hottest expert rank over the mean, [rows]: over layers, and the worst.
+
+    One with a capacity: every expert then has as many rows, and what is too much is dropped.
+    """
+    moe, training = problem.model.experts, problem.training
+    if moe is None or training.expert_load is None or training.expert_capacity is not None:
+        return np.ones(len(c)), np.ones(len(c))
+    layers = layer_kinds(problem.model).count("moe")
+    shares = expert_shares(moe, layers, training.expert_load)
+    degrees, rows = np.unique(c.ep, return_inverse=True)
+    mean, worst = zip(*(skews(shares, int(ep)) for ep in degrees), strict=True)
+    return np.array(mean)[rows], np.array(worst)[rows]
 
 
 def key_value_bytes(problem: Problem, c: Candidates) -> Column:
@@ -366,16 +393,21 @@ def _dense_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
     ]
 
 
-def _moe_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
-    """Return router, exchanges and experts; a capacity is known to all, so no counts are sent."""
+def _moe_forward(problem: Problem, c: Candidates, once: Column, skew: Column | float) -> list[Op]:
+    """Return router, exchanges and experts; a capacity is known to all, so no counts are sent.
+
+    Exchanges and experts have the rows of the hottest rank, whose way in is the narrowest, as if
+    its local experts were equally hot. Its own rows are no more than another's.
+    """
     model, beta = problem.model, weight_bytes(problem.training)
     moe = model.experts
     assert moe is not None, "a moe block exists only in a model with experts"
     h, tok = model.hidden_size, sharded_tokens(problem, c)
     routed = routed_rows(problem, c)
-    sent = routed * h * beta
+    own = routed * h * beta
+    sent = own * skew
     num_local = moe.num_experts / c.ep
-    rows = routed * c.etp / num_local  # per local expert, routing balanced
+    rows = routed * skew * c.etp / num_local  # per local expert
     counted = once * ((c.ep > 1) & (problem.training.expert_capacity is None))
     counts = _COUNT_BYTES * (moe.num_experts + c.ep)
     up = (2 if moe.gated else 1) * moe.expert_hidden_size / c.etp
@@ -390,7 +422,7 @@ def _moe_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
         Communication("etp_scatter", "forward", several_etp, "etp", "reduce_scatter", sent * c.etp),
         Communication("ep_combine", "forward", once, "ep", "all_to_all", sent),
         # tokens are copied into expert order, and back weighted by their gate
-        MemoryBound("permute", "forward", once, 4 * sent),
+        MemoryBound("permute", "forward", once, 4 * own),
     ]
     if moe.shared_hidden_size:
         shared_up = (2 if moe.gated else 1) * moe.shared_hidden_size / c.tp
@@ -403,7 +435,9 @@ def _moe_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
     return ops
 
 
-def _element_wise(problem: Problem, c: Candidates, once: Column, kind: BlockKind) -> list[Op]:
+def _element_wise(
+    problem: Problem, c: Candidates, once: Column, kind: BlockKind, skew: Column | float
+) -> list[Op]:
     """Return norms, residual additions and the activation function: elements read and written."""
     model, beta = problem.model, weight_bytes(problem.training)
     outside = sharded_tokens(problem, c) * beta
@@ -412,7 +446,7 @@ def _element_wise(problem: Problem, c: Candidates, once: Column, kind: BlockKind
     if kind == "moe" and model.experts is not None:
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
-        routed = routed_rows(problem, c) * beta * moe.expert_hidden_size
+        routed = routed_rows(problem, c) * skew * beta * moe.expert_hidden_size
     else:
         width, gated, routed = model.feed_forward.hidden_size, model.feed_forward.gated, 0.0 * once
     per_element = 3 if gated else 2
