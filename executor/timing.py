@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from executor.mesh import Mesh
 from executor.peers import lost_peer
-from planner.methods import LIBRARY_METHODS
+from planner.methods import LIBRARY_RULES, library_rules
 from planner.plan import (
     Algorithm,
     Axis,
@@ -89,8 +89,10 @@ class Recorder:
 
     def library_method(self, op: Collective, planned: Method) -> Method:
         """Return how a call is done that is left to the library, whatever was planned."""
-        own = LIBRARY_METHODS.get(self._backend, {}).get(op, ())
-        return own[0] if own else planned
+        if self._backend not in LIBRARY_RULES:
+            return planned
+        own = library_rules(self._backend, op)
+        return Method(own[0].algorithm) if own else planned
 
     @contextmanager
     def call(self, key: CallKey) -> Iterator[None]:

@@ -3,37 +3,101 @@
 Shared by the cost model, which prices them, and the executor, which runs them.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from planner.plan import Collective, Method
+from planner.plan import Algorithm, Collective, Method
 
-__all__ = ["LIBRARY_METHODS", "OWN_METHODS"]
+__all__ = ["LIBRARY_RULES", "OWN_METHODS", "LibraryRule", "Need", "library_rules"]
 
-# A library's default comes first: NCCL's tuner; what gloo runs unless told otherwise, and torch
-# does not tell it: its all_reduce is a ring (gloo/allreduce.cc, Algorithm::UNSPECIFIED), of which
-# torch makes a reduce_scatter; its broadcast is a binomial tree, its all_to_all posts all messages
-# at once, and for the others all talk to the root. RCCL, HCCL and oneCCL are taken to run what NCCL
-# runs.
-_NCCL: Final[dict[Collective, tuple[Method, ...]]] = {
-    "all_reduce": (Method("ring"), Method("tree")),
-    "all_gather": (Method("ring"),),
-    "reduce_scatter": (Method("ring"),),
-    "all_to_all": (Method("direct"),),
-    "send_recv": (Method("point_to_point"),),
+# What a call needs of the machine: switches inside a domain that copy and reduce, several units of
+# GPUs, switches of the network that reduce.
+Need = Literal["multicast", "network", "sharp"]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryRule:
+    """An algorithm that a library has for some operations.
+
+    Attributes:
+        ops: Operations.
+        algorithm: How it is done.
+        why: Where it is said, and what limits it.
+        needs: Of the machine; what it needs of a group is in ``planner.cost.algorithms``.
+        since: First version of the library that has it; empty where all in use do.
+    """
+
+    ops: tuple[Collective, ...]
+    algorithm: Algorithm
+    why: str
+    needs: tuple[Need, ...] = ()
+    since: str = ""
+
+
+_TUNING: Final = "NCCL 2.30.7 src/graph/tuning.cc"
+_RINGS: Final = LibraryRule(
+    ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"), "ring", _TUNING
+)
+_TREES: Final = LibraryRule(("all_reduce",), "tree", f"{_TUNING}: trees for all_reduce only")
+_SENDS: Final = (
+    LibraryRule(
+        ("all_to_all", "gather", "scatter"), "direct", "grouped sends: no algorithm to choose"
+    ),
+    LibraryRule(("send_recv",), "point_to_point", "one send, one receive"),
+)
+# The first that can run an operation is the default where the library does not choose by itself.
+LIBRARY_RULES: Final[dict[str, tuple[LibraryRule, ...]]] = {
+    "nccl": (
+        _RINGS,
+        _TREES,
+        LibraryRule(
+            ("all_reduce", "all_gather", "reduce_scatter"),
+            "nvls",
+            f"{_TUNING}: inside one NVLink domain whose switches reduce (NVSwitch 3 and later)",
+            ("multicast",),
+            "2.17",
+        ),
+        LibraryRule(
+            ("all_reduce",),
+            "nvls_tree",
+            f"{_TUNING}: off on one node",
+            ("multicast", "network"),
+            "2.18",
+        ),
+        LibraryRule(
+            ("all_reduce",),
+            "collnet",
+            f"{_TUNING}: off without a SHARP plugin",
+            ("network", "sharp"),
+            "2.6",
+        ),
+        LibraryRule(
+            ("all_gather", "reduce_scatter"),
+            "pat",
+            f"{_TUNING}: only with one GPU per node",
+            ("network",),
+            "2.23",
+        ),
+        *_SENDS,
+    ),
+    "rccl": (_RINGS, _TREES, *_SENDS),
+    "hccl": (_RINGS, _TREES, *_SENDS),
+    "oneccl": (_RINGS, _TREES, *_SENDS),
+    # torch leaves gloo its defaults: an all_reduce is a ring (gloo/allreduce.cc,
+    # Algorithm::UNSPECIFIED), of which torch makes a reduce_scatter; a broadcast is a binomial
+    # tree, an all_to_all posts all messages at once, and for the others all talk to the root.
+    "gloo": (
+        LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "ring", "gloo/allreduce.cc"),
+        LibraryRule(("broadcast",), "tree", "gloo/broadcast.cc: binomial"),
+        *_SENDS,
+    ),
 }
-LIBRARY_METHODS: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
-    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _NCCL),
-    "gloo": {
-        "all_reduce": (Method("ring"),),
-        "all_gather": (Method("ring"),),
-        "reduce_scatter": (Method("ring"),),
-        "all_to_all": (Method("direct"),),
-        "broadcast": (Method("tree"),),
-        "gather": (Method("direct"),),
-        "scatter": (Method("direct"),),
-        "send_recv": (Method("point_to_point"),),
-    },
-}
+
+
+def library_rules(library: str, op: Collective) -> tuple[LibraryRule, ...]:
+    """Return what a library has for ``op``, its default first."""
+    return tuple(rule for rule in LIBRARY_RULES[library] if op in rule.ops)
+
 
 _HIERARCHIES: Final = tuple(Method("hierarchical", path) for path in ("library", "executor", "shm"))
 _REDUCING: Final = (

@@ -2,17 +2,22 @@
 
 No seconds here: ``planner.cost.collectives`` prices phases, ``planner.cost.traffic`` counts their
 bytes. Symbols: a group of ``n`` ranks has ``m[i]`` members inside one unit of level ``i``, ``b`` of
-them inside one of the level below (``b = m[i-1]``, 1 at the bottom; ``m[-1] = n``). ``S`` is
-nccl-tests' size: the buffer on one rank for all_reduce, all_to_all, broadcast and send_recv, the
-whole tensor of all_gather, reduce_scatter, gather and scatter.
+them inside one of the level below (``b = m[i-1]``, 1 at the bottom; ``m[-1] = n``), ``N = n/m[0]``
+innermost units. ``S`` is nccl-tests' size: the buffer on one rank for all_reduce, all_to_all,
+broadcast, reduce and send_recv, the whole tensor of all_gather, reduce_scatter, gather and scatter.
 
 ==================  ===============================  ============================================
 algorithm           hops on level i                  bytes out of a unit of b members
 ==================  ===============================  ============================================
 ring, one pass      n/b - n/m                        S (n-1)/n
-ring, broadcast     n/b - n/m                        S, after the pieces that fill the chain
+ring, broadcast     n/b - n/m; so is a reduce        S; executor: after pieces fill the chain
 halving_doubling    log2(m/b) a pass                 S (1 - b/n) a pass
-tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      2 S; executor: ``_double_tree``
+tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      ``_double_tree``: 2 S, of two units S
+nvls                1                                S: every byte goes to the switch once
+nvls_tree           1 inside, 2 log2(m/b)            inside S, of units as a tree
+collnet             1 inside, 2 across               S
+pat                 log2(m/b)                        S b (n-b)/n / b: as a ring's pass
+one_shot, two_shot  1, 2                             S (n-1), 2 S (n-1)/n; S where switches reduce
 tree, broadcast     log2(m/b); executor: as above    S b log2(n/b); executor: S to 2 S
 direct              1, n-1 messages at once          S b (n-b)/n a pass; gather, scatter: S (n-b)/n
 pairwise            m - b                            S b (n-b)/n
@@ -36,6 +41,7 @@ from typing import Final
 import numpy as np
 
 from planner.constants import TREE_EFFICIENCY
+from planner.hardware.protocols import Family
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.plan import CallPath, Collective, Method
@@ -66,8 +72,11 @@ class Phase:
         crosses: It is the part of a hierarchy that leaves the innermost units.
         pieces: In which it goes, while phases that do not cross, or do, have other pieces.
         at_once: All messages are posted together; the slowest decides.
-        is_direct: Every member sends for itself, rather than along rings or trees.
+        family: Of the library's protocols; ``direct``: every member sends for itself, rather than
+            along rings or trees.
         is_pair: Only two members talk, over what one member has of an exit.
+        own: Bytes that a member copies for itself.
+        call: Which call of the library it is part of, counted from 0.
     """
 
     group: Group
@@ -80,8 +89,15 @@ class Phase:
     crosses: bool = False
     pieces: Column | float = 1.0
     at_once: bool = False
-    is_direct: bool = False
+    family: Family = "ring"
     is_pair: bool = False
+    own: Column | float = 0.0
+    call: int = 0
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether every member sends for itself."""
+        return self.family == "direct"
 
 
 def phases(
@@ -102,9 +118,11 @@ def phases(
         return _hierarchical(op, method.path, library, group, size_bytes, depth=1)
     done = runs_as(library, op, method.path)
     if method.algorithm == "tree" and method.path == "executor":
-        return _double_tree(done, group, size_bytes)
+        return _tree_of_pieces(done, group, size_bytes)
     if (done, method) == ("broadcast", Method("tree")):
         return _binomial(group, size_bytes)
+    if (done, method) == ("broadcast", Method("ring", "executor")):
+        return _chain_of_pieces(done, group, size_bytes)
     return _FLAT[method.algorithm](done, group, size_bytes)
 
 
@@ -120,8 +138,12 @@ def is_possible(op: Collective, method: Method, group: Group) -> Column:
         return group.has_hierarchy()
     if method.algorithm == "three_level":
         return group.has_hierarchy() & group.has_hierarchy(1)
-    if method.algorithm == "copy_engine":
+    if method.algorithm in ("copy_engine", "nvls", "one_shot", "two_shot"):
         return group.members[0] == group.degree
+    if method.algorithm in ("nvls_tree", "collnet"):
+        return group.has_hierarchy()
+    if method.algorithm == "pat":
+        return (group.members[0] == 1) & (group.degree > 1)
     if method.algorithm == "halving_doubling":  # others fold onto a power of two, at twice the cost
         return np.log2(group.degree) % 1 == 0
     return np.ones(len(group.degree), dtype=bool)
@@ -160,26 +182,27 @@ def _ring_edges(group: Group) -> list[Column]:
 
 
 def _ring(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    if op == "broadcast":
-        return _chain(group, size_bytes)
+    if op in ("broadcast", "reduce"):
+        return [_chain(group, size_bytes)]
     over_each_edge = size_bytes * (group.degree - 1) / group.degree
     one_pass = _evenly(group, _steps(group), [over_each_edge * part for part in _ring_edges(group)])
-    return [one_pass] * PASSES[op]
+    own = 0.0 if op == "all_reduce" else size_bytes / group.degree
+    return [replace(one_pass, own=own)] * PASSES[op]
 
 
-def _chain(group: Group, size_bytes: Column) -> list[Phase]:
-    """From the root to the last member, in pieces that are passed on as they come."""
-    piece = size_bytes / chain_segments(size_bytes, group.degree)
+def _chain(group: Group, size_bytes: Column) -> Phase:
+    """From the root to the last member, or back; slices are passed on as they come."""
     steps = _steps(group)
-    return [
-        Phase(
-            group,
-            steps,
-            sent=[size_bytes * edges / group.degree for edges in steps],
-            out=[size_bytes for _ in steps],
-            fill=[piece * np.maximum(edges - 1, 0) for edges in steps],
-        )
-    ]
+    sent = [size_bytes * edges / group.degree for edges in steps]
+    return Phase(group, steps, sent, out=[size_bytes for _ in steps])
+
+
+def _chain_of_pieces(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """By our executor: in pieces large enough for messages."""
+    chain = _chain(group, size_bytes)
+    piece = size_bytes / chain_segments(size_bytes, group.degree)
+    fill = [piece * np.maximum(edges - 1, 0) for edges in chain.hops]
+    return [replace(chain, fill=fill)]
 
 
 def _halving_doubling(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
@@ -191,39 +214,40 @@ def _halving_doubling(op: Collective, group: Group, size_bytes: Column) -> list[
 
 def _tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down."""
-    inside, *above = _spans(group)
-    hops = [2 * (inside[1] - 1.0), *(2 * np.log2(m / b) for b, m in above)]
-    sent = [2 * size_bytes * steps / group.degree for steps in _steps(group)]
-    out = [2 * size_bytes for _ in hops]
-    return [Phase(group, hops, sent, out, efficiency=TREE_EFFICIENCY.value)]
+    chain, *_ = group.members
+    return [replace(_double_tree(op, group, size_bytes, chain), efficiency=TREE_EFFICIENCY.value)]
 
 
-def _double_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """By our executor: as NCCL, but a tree inside the only unit, and no tree knows outer levels.
-
-    Each edge carries S/2, of an all_reduce both ways. Of the L blocks of 2**k units that an outer
-    level makes of the tree (k > 0), each hangs on by its highest unit and, in one of both trees, by
-    the subtree before or after that: 3 L - 2 edges between them, where units have 2 L - 2.
-    """
+def _tree_of_pieces(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """By our executor: in pieces, but a tree inside the only unit."""
     n, inside = group.degree, group.members[0]
-    chain = np.where(inside < n, inside, 1)  # the members of a unit, behind its head
-    height = [np.where(inside < n, inside - 1.0, np.log2(n))]
-    height += [np.log2(m / b) for b, m in _spans(group)[1:]]
-    below = members_below(group)
-    edges = [2 * (n / b - 1) + np.where((chain < b) & (b < n), n / b, 0) for b in (*below, n)]
+    whole = _double_tree(op, group, size_bytes, np.where(inside < n, inside, 1))
+    height = sum(whole.hops, np.zeros(len(n)))
     ways = 2 if op == "all_reduce" else 1
-    leaving = [_tree_exit(ways, n, chain, b) for b in below]
-    piece = size_bytes / 2 / tree_segments(size_bytes / 2, sum(height, np.zeros(len(n))))
-    return [
-        Phase(
-            group,
-            hops=[ways * steps for steps in height],
-            sent=[ways * size_bytes / 2 * (inner - outer) / n for inner, outer in pairwise(edges)],
-            out=[size_bytes / 2 * count for count in leaving],
-            issued=sum((ways * steps for steps in height), np.zeros(len(n))),  # of the other tree
-            fill=[piece * np.maximum(ways * steps - 1, 0) for steps in height],
-        )
-    ]
+    piece = size_bytes / 2 / tree_segments(size_bytes / 2, height / ways)
+    fill = [piece * np.maximum(steps - 1, 0) for steps in whole.hops]
+    return [replace(whole, issued=height, fill=fill)]  # posted: messages of the other tree
+
+
+def _double_tree(op: Collective, group: Group, size_bytes: Column, chain: Column) -> Phase:
+    """Return double binary trees across units of ``chain`` members, behind their heads.
+
+    No tree knows outer levels. Each edge carries S/2, of an all_reduce both ways. Of the L blocks
+    of 2**k units that an outer level makes of the tree (k > 0), each hangs on by its highest unit
+    and, in one of both trees, by the subtree before or after that: 3 L - 2 edges between them,
+    where units have 2 L - 2.
+    """
+    n, below = group.degree, members_below(group)
+    ways = 2 if op == "all_reduce" else 1
+    height = [np.where(chain > 1, chain - 1.0, np.log2(group.members[0]))]
+    height += [np.log2(m / b) for b, m in _spans(group)[1:]]
+    edges = [2 * (n / b - 1) + np.where((chain < b) & (b < n), n / b, 0) for b in (*below, n)]
+    return Phase(
+        group,
+        hops=[ways * steps for steps in height],
+        sent=[ways * size_bytes / 2 * (inner - outer) / n for inner, outer in pairwise(edges)],
+        out=[size_bytes / 2 * _tree_exit(ways, n, chain, b) for b in below],
+    )
 
 
 def _tree_exit(ways: int, n: Column, chain: Column, below: Column) -> Column:
@@ -239,6 +263,63 @@ def _tree_exit(ways: int, n: Column, chain: Column, below: Column) -> Column:
     units = n // chain
     last_is_inner = (units % 2 == 0) & (np.log2(units) % 1 != 0)  # the root's unit, in one tree
     return 2 + (below != chain) + (last_is_inner & (below >= chain))
+
+
+def _nvls(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """In the switches of one domain: each member gives all it has once, and gets the result."""
+    outer = [np.zeros(len(group.degree))] * (len(group.members) - 1)
+    moved = size_bytes * np.ones(len(group.degree))
+    hop = np.where(group.degree > 1, 1.0, 0.0)
+    return [Phase(group, [hop, *outer], [moved, *outer], [moved, *outer], family="switch")]
+
+
+def _nvls_tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """Switches inside; across, every member its shard by double binary trees (NVLSTree)."""
+    across = _double_tree(op, group, size_bytes, group.members[0])
+    once = size_bytes * np.ones(len(group.degree))
+    return [
+        replace(
+            across,
+            hops=[np.where(group.members[0] > 1, 1.0, 0.0), *across.hops[1:]],
+            sent=[once, *across.sent[1:]],
+            out=[once, *across.out[1:]],
+            family="switch",
+        )
+    ]
+
+
+def _collnet(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """The network's switches reduce: every unit sends the sum of its members once (SHARP)."""
+    inside, *above = _spans(group)
+    hops = [np.where(inside[1] > 1, 2.0, 0.0), *(np.where(m > b, 2.0, 0.0) for b, m in above)]
+    both = 2 * size_bytes * (inside[1] - 1) / inside[1]
+    sent = [both, *(size_bytes / inside[1] * (m > b) for b, m in above)]
+    out = [both, *(size_bytes * (m > b) for b, m in above)]
+    return [Phase(group, hops, sent, out)]
+
+
+def _pat(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """Parallel aggregated trees, one member per unit: a ring's bytes in a tree's steps."""
+    ring = _ring(op, group, size_bytes)[0]
+    return [replace(ring, hops=[np.log2(m / b) for b, m in _spans(group)])]
+
+
+def _shots(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """Every member reads all that every other has."""
+    moved = size_bytes * (group.degree - 1.0)
+    hops = [*_one_hop(group)]
+    return [_in_domain(group, hops, moved)]
+
+
+def _two_shots(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
+    """Every member reads its shard of every other, reduces it, and reads the other results."""
+    moved = 2 * size_bytes * (group.degree - 1.0) / group.degree
+    return [_in_domain(group, [2 * hop for hop in _one_hop(group)], moved)]
+
+
+def _in_domain(group: Group, hops: Sequence[Column], moved: Column) -> Phase:
+    sizes = [moved, *[np.zeros(len(group.degree))] * (len(group.members) - 1)]
+    return Phase(group, hops, sizes, sizes, family="copy")
 
 
 def _binomial(group: Group, size_bytes: Column) -> list[Phase]:
@@ -275,8 +356,8 @@ def _one_hop(group: Group) -> list[Column]:
 def _direct(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     """Every member talks to every other at once, or the root to all."""
     n, hops = group.degree, _one_hop(group)
-    if op in ("gather", "scatter", "broadcast"):
-        each = size_bytes / n if op != "broadcast" else size_bytes
+    if op in ("gather", "scatter", "broadcast", "reduce"):
+        each = size_bytes / n if op in ("gather", "scatter") else size_bytes
         root = Phase(
             group,
             hops,
@@ -284,19 +365,28 @@ def _direct(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
             out=[each * (n - b) for b in members_below(group)],
             issued=n - 1,
             at_once=True,
-            is_direct=True,
+            family="direct",
         )
         return [root]
     sent = [size_bytes * (m - b) / n for b, m in _spans(group)]
     even = _evenly(group, hops, sent)
-    once = Phase(group, hops, sent, even.out, issued=n - 1, at_once=True, is_direct=True)
+    once = Phase(
+        group,
+        hops,
+        sent,
+        even.out,
+        issued=n - 1,
+        at_once=True,
+        family="direct",
+        own=size_bytes / n if op == "all_to_all" else 0.0,
+    )
     return [once] * PASSES.get(op, 1)
 
 
 def _pairwise(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     hops = [m - b for b, m in _spans(group)]
     sent = [size_bytes * (m - b) / group.degree for b, m in _spans(group)]
-    return [Phase(group, hops, sent, _evenly(group, hops, sent).out, is_direct=True)]
+    return [Phase(group, hops, sent, _evenly(group, hops, sent).out, family="direct")]
 
 
 def _point_to_point(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
@@ -309,7 +399,7 @@ def _point_to_point(op: Collective, group: Group, size_bytes: Column) -> list[Ph
             sent=[size_bytes * steps / edges for steps in _steps(group)],
             out=[size_bytes for _ in group.members],
             at_once=True,
-            is_direct=True,
+            family="direct",
             is_pair=True,
         )
     ]
@@ -320,13 +410,20 @@ def _copy_engine(op: Collective, group: Group, size_bytes: Column) -> list[Phase
     outer = [np.zeros(len(group.degree))] * (len(group.members) - 1)
     barriers = shared_barriers(op, size_bytes, group.degree)
     moved = PASSES.get(op, 1) * size_bytes * (group.degree - 1) / group.degree
-    return [Phase(group, [barriers, *outer], [moved, *outer], [moved, *outer])]
+    sizes = [moved, *outer]
+    return [Phase(group, [barriers, *outer], sizes, sizes, family="copy")]
 
 
 _FLAT: Final[dict[str, Callable[[Collective, Group, Column], list[Phase]]]] = {
     "ring": _ring,
     "halving_doubling": _halving_doubling,
     "tree": _tree,
+    "nvls": _nvls,
+    "nvls_tree": _nvls_tree,
+    "collnet": _collnet,
+    "pat": _pat,
+    "one_shot": _shots,
+    "two_shot": _two_shots,
     "direct": _direct,
     "pairwise": _pairwise,
     "copy_engine": _copy_engine,
@@ -361,20 +458,19 @@ def _hierarchical(
     across = _in_hierarchies(op, library, path)
     inside = Method("copy_engine", "shm") if path == "shm" else across
     parts = _PARTS.get(op, (op,))
-    found = [phase for part in parts for phase in phases(part, inside, library, inner, size_bytes)]
     shard = size_bytes / inner.degree
+    calls = [(part, inside, inner, size_bytes) for part in parts]
     if depth:
         middle, top = inner_group(outer, 1), outer_group(outer, 1)
-        crossing = [
-            phase for part in parts for phase in phases(part, across, library, middle, shard)
-        ]
-        crossing += phases(op, across, library, top, shard / middle.degree)
+        calls += [(part, across, middle, shard) for part in parts]
+        calls.append((op, across, top, shard / middle.degree))
     else:
-        crossing = phases(op, across, library, outer, shard)
+        calls.append((op, across, outer, shard))
     pieces = hierarchy_pieces(size_bytes) if op == "all_reduce" else 1.0
     return [
-        *(replace(phase, pieces=pieces) for phase in found),
-        *(replace(phase, pieces=pieces, crosses=True) for phase in crossing),
+        replace(phase, pieces=pieces, crosses=number >= len(parts), call=number)
+        for number, (part, how, members, size) in enumerate(calls)
+        for phase in phases(part, how, library, members, size)
     ]
 
 
@@ -398,7 +494,7 @@ def _two_level_exchange(group: Group, size_bytes: Column) -> list[Phase]:
         [inside, *[none] * (levels - 1)],
         issued=unit - 1,
         at_once=True,
-        is_direct=True,
+        family="direct",
     )
     sent = [none, *(size_bytes * (m - b) / n for b, m in _spans(group)[1:])]
     far = Phase(
@@ -408,6 +504,7 @@ def _two_level_exchange(group: Group, size_bytes: Column) -> list[Phase]:
         _evenly(group, hops, sent).out,
         issued=n / unit - 1,
         at_once=True,
-        is_direct=True,
+        family="direct",
+        call=1,
     )
     return [near, far]

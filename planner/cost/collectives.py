@@ -22,6 +22,7 @@ axes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -35,9 +36,10 @@ from planner.constants import (
 )
 from planner.cost.algorithms import Phase, is_possible, members_below, phases
 from planner.frameworks import own_methods
+from planner.hardware.protocols import Family, Protocol
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
-from planner.methods import LIBRARY_METHODS
+from planner.methods import library_rules
 from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import NETWORK_KINDS, CallLevels, Fabric, Level
 
@@ -50,16 +52,10 @@ __all__ = [
     "choose",
     "collective_terms",
     "legal_methods",
+    "library_methods",
     "rate_of",
     "thresholds",
 ]
-
-# Of a hierarchy: reduce_scatter, all_reduce and all_gather of an all_reduce, else two.
-_CALLS: Final[dict[str, dict[str, int]]] = {
-    "hierarchical": {"all_reduce": 3, "": 2},
-    "three_level": {"all_reduce": 5, "": 3},
-}
-
 
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
@@ -107,8 +103,22 @@ def legal_methods(fabric: Fabric, framework: Framework, op: Collective) -> tuple
     num_levels = len(fabric.levels)
     needs = {"hierarchical": 2, "three_level": 3}
     return (
-        *LIBRARY_METHODS[fabric.library].get(op, ()),
+        *library_methods(fabric, op),
         *(method for method in own if needs.get(method.algorithm, 1) <= num_levels),
+    )
+
+
+def library_methods(fabric: Fabric, op: Collective) -> tuple[Method, ...]:
+    """Return how the library of this fabric can run ``op`` there."""
+    has = {
+        "multicast": fabric.levels[0].multicast,
+        "network": len(fabric.levels) > 1,
+        "sharp": fabric.sharp,
+    }
+    return tuple(
+        Method(rule.algorithm)
+        for rule in library_rules(fabric.library, op)
+        if all(has[need] for need in rule.needs)
     )
 
 
@@ -159,6 +169,13 @@ def calls_of(fabric: Fabric, op: Collective, path: CallPath) -> CallLevels:
     return CallLevels(op, path, levels, issue_s * alpha)
 
 
+def lines_of(fabric: Fabric, path: CallPath, family: Family) -> tuple[Protocol, ...]:
+    """Return the protocols that calls of a family may take: the library's own, or the one line."""
+    if path == "library" and fabric.protocols is not None:
+        return fabric.protocols.lines[family]
+    return (Protocol("simple", COLLECTIVE_LAUNCH_S[fabric.library].value),)
+
+
 def collective_terms(
     op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
 ) -> Terms:
@@ -173,17 +190,59 @@ def collective_terms(
     """
     seen = calls_of(fabric, op, method.path)
     parts = phases(op, method, fabric.library, group, size_bytes)
+    fixed: Column | float = 0.0
+    latencies: list[Column] = []
+    transfers: list[Column] = []
+    for _, call in groupby(parts, key=lambda phase: phase.call):
+        launch, latency, transfer = _cheapest_line(list(call), seen, fabric, method.path)
+        fixed = fixed + launch
+        latencies += latency
+        transfers += transfer
     pieces = parts[0].pieces
-    latency = _in_line(parts, [_latency_s(phase, seen) for phase in parts], pieces)
+    latency_s = _in_line(parts, latencies, pieces)
     at_a_time = np.where(_share_links(parts, seen.levels), 1.0, pieces)
-    transfer = _in_line(parts, [_transfer_s(phase, seen.levels) for phase in parts], at_a_time)
+    transfer_s = _in_line(parts, transfers, at_a_time)
     several = group.degree > 1
-    calls = _CALLS.get(method.algorithm, {"": 1})
-    launch = COLLECTIVE_LAUNCH_S[fabric.library].value * calls.get(op, calls[""])
     return Terms(
-        np.where(several, launch, 0.0),
-        np.where(several, latency, 0.0),
-        np.where(several, transfer, 0.0),
+        np.where(several, fixed, 0.0),
+        np.where(several, latency_s, 0.0),
+        np.where(several, transfer_s, 0.0),
+    )
+
+
+def _cheapest_line(
+    call: Sequence[Phase], seen: CallLevels, fabric: Fabric, path: CallPath
+) -> tuple[Column | float, list[Column], list[Column]]:
+    """Return launch, and latency and transfer of every phase of one call, by its best protocol."""
+    family = call[0].family
+    lines = lines_of(fabric, path, family)
+    own_share = 0.0 if fabric.protocols is None else fabric.protocols.own_share[family]
+    hops = [_hops(phase, seen) for phase in call]
+    ways = [_ways(phase, seen.levels, own_share) for phase in call]
+    by_line = [
+        (
+            line.launch_s,
+            [_latency_s(phase, at, seen, line) for phase, at in zip(call, hops, strict=True)],
+            [
+                _transfer_s(phase, way, [_share(fabric, line, level) for level in seen.levels])
+                for phase, way in zip(call, ways, strict=True)
+            ],
+        )
+        for line in lines
+    ]
+    if len(by_line) == 1:
+        return by_line[0]
+    totals = [
+        launch + np.add.reduce(latency) + np.add.reduce(transfer)
+        for launch, latency, transfer in by_line
+    ]
+    best = np.argmin(totals, axis=0)
+    launches = np.array([launch for launch, _, _ in by_line])
+    numbers = range(len(call))
+    return (
+        launches[best],
+        [np.choose(best, [latency[number] for _, latency, _ in by_line]) for number in numbers],
+        [np.choose(best, [transfer[number] for _, _, transfer in by_line]) for number in numbers],
     )
 
 
@@ -212,26 +271,56 @@ def _share_links(parts: Sequence[Phase], levels: tuple[Level, ...]) -> Column:
     return shared
 
 
-def _latency_s(phase: Phase, seen: CallLevels) -> Column:
-    hops = np.stack(
-        [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
-    )
-    once = hops.max(axis=0) if phase.at_once else hops.sum(axis=0)
+def _hops(phase: Phase, seen: CallLevels) -> list[Column]:
+    """Return seconds of the hops on every level."""
+    return [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
+
+
+def _latency_s(
+    phase: Phase, hops: Sequence[Column], seen: CallLevels, line: Protocol
+) -> Column:
+    ratios = [
+        line.network_hop_ratio if level.kind in NETWORK_KINDS else line.hop_ratio
+        for level in seen.levels
+    ]
+    by_level = np.stack([ratio * one for ratio, one in zip(ratios, hops, strict=True)])
+    once = by_level.max(axis=0) if phase.at_once else by_level.sum(axis=0)
     return (once + phase.issued * seen.issue_s) * phase.pieces
 
 
-def _transfer_s(phase: Phase, levels: tuple[Level, ...]) -> Column:
-    """Return the largest over the levels in use of bytes out of a unit over what it can send."""
-    slowest = filling = np.zeros(len(phase.group.degree))
-    fill = phase.fill or [slowest] * len(levels)
-    for level, below, inside, out, first in zip(
-        levels, members_below(phase.group), phase.group.members, phase.out, fill, strict=True
+def _ways(phase: Phase, levels: tuple[Level, ...], own_share: float) -> list[tuple[Column, Column]]:
+    """Return, per level in use, seconds out of a unit and until the exits are busy."""
+    nothing = np.zeros(len(phase.group.degree))
+    fill = phase.fill or [nothing] * len(levels)
+    found = []
+    for depth, (level, below, inside, out, first) in enumerate(
+        zip(levels, members_below(phase.group), phase.group.members, phase.out, fill, strict=True)
     ):
         members, senders = (np.minimum(inside, 2), 1) if phase.is_pair else (inside, below)
         capacity = senders * rate_of(level, phase.group, members, direct=phase.is_direct)
-        slowest = np.maximum(slowest, np.where(inside > below, out / capacity, 0.0))
-        filling = filling + first / capacity
+        moved = out if depth else out + own_share * phase.own
+        found.append((np.where(inside > below, moved / capacity, 0.0), first / capacity))
+    return found
+
+
+def _transfer_s(
+    phase: Phase, ways: Sequence[tuple[Column, Column]], shares: Sequence[float]
+) -> Column:
+    """Return the largest over the levels of bytes out of a unit over what it can send."""
+    slowest = filling = np.zeros(len(phase.group.degree))
+    for share, (busy, first) in zip(shares, ways, strict=True):
+        slowest = np.maximum(slowest, busy / share)
+        filling = filling + first / share
     return slowest / phase.efficiency + filling
+
+
+def _share(fabric: Fabric, line: Protocol, level: Level) -> float:
+    """Return the part of what a level reaches that a protocol reaches there."""
+    if level.kind in NETWORK_KINDS:
+        return line.network_share
+    if level.measured and fabric.protocols is not None:
+        return line.share / fabric.protocols.largest_share
+    return line.share
 
 
 def choose(

@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.errors import InvalidInputError
 from planner.hardware.gpus import architecture_of
+from planner.hardware.protocols import protocols_of
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
 from planner.topology.exits import Exit
 from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
@@ -66,6 +67,7 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
             break
     if len(levels) > 1 and levels[0].unit_size == 1:
         del levels[0]
+    architecture = architecture_of(document.device_name)
     return Fabric(
         topology=document.name,
         library=document.library,
@@ -78,7 +80,8 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         slowest_share=min(found.get(node, NodeTrouble()).compute_share for node in used)
         if found
         else 1.0,
-        architecture=architecture_of(document.device_name),
+        architecture=architecture,
+        protocols=protocols_of(architecture, levels[0].kind),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from planner.hardware.gpus import Architecture
+from planner.hardware.protocols import Protocols
 from planner.plan import CallPath, Collective, MeasuredCurve
 from planner.topology.document import Library
 
@@ -109,6 +110,8 @@ class Fabric:
         slowest_share: Speed of the slowest GPU over that of a healthy one.
         calls: Of operations and paths that were measured by themselves.
         architecture: Of the GPUs.
+        sharp: Whether switches of the network reduce for the library (CollNet).
+        protocols: How the library's calls run on them; None: as one line.
         curves: Measured seconds by size, which go before the model inside their range.
     """
 
@@ -123,4 +126,6 @@ class Fabric:
     slowest_share: float = 1.0
     calls: tuple[CallLevels, ...] = ()
     architecture: Architecture = "other"
+    sharp: bool = False
+    protocols: Protocols | None = None
     curves: tuple[MeasuredCurve, ...] = ()

@@ -129,7 +129,7 @@ def _tree(
             yield from (
                 (a, b, size_bytes) for a, b in zip(ranks[:step], ranks[step:], strict=False)
             )
-    elif not is_ours:  # of NCCL: each of n-1 edges carries S both ways
+    elif not is_ours and len(_units(ranks, unit)) == 1:  # of NCCL: a chain, S both ways
         for a, b in pairwise(ranks):
             yield from ((a, b, size_bytes), (b, a, size_bytes))
     else:
