@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar
 
@@ -37,6 +38,7 @@ from planner.tables import (
     show_model,
     show_models,
     show_plan,
+    show_scores,
     show_topologies,
 )
 from planner.topology.bundled import load_topology, topology_names
@@ -45,6 +47,9 @@ from planner.topology.document import TopologyDocument
 from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
 from planner.units import counted
+from planner.validate.collectives import predict, predictions_csv
+from planner.validate.rows import read_rows, without_outcomes
+from planner.validate.scores import score
 
 __all__ = ["app", "main"]
 
@@ -74,6 +79,8 @@ topology_app = typer.Typer(help="Clusters that come with commplan.", no_args_is_
 model_app = typer.Typer(help="Models that come with commplan.", no_args_is_help=True)
 app.add_typer(topology_app, name="topology")
 app.add_typer(model_app, name="model")
+validate_app = typer.Typer(help="Predictions against published measurements.", no_args_is_help=True)
+app.add_typer(validate_app, name="validate")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The document, and nothing else.")]
 Topology = Annotated[
@@ -521,6 +528,30 @@ def _problem_of(timed: Plan, topology: str | None, model: str | None) -> Problem
         "calibration": "none",
     }
     return build_problem(resolve(validated(PlanRequest, fields)))
+
+
+@validate_app.command("collectives")
+def validate_collectives(
+    table: Annotated[
+        str, typer.Argument(help="CSV with columns as benchmarks/data/collectives.csv; - is stdin.")
+    ],
+    *,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write each row's prediction here, or why not."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict measured collectives from what is known of their machines alone, and score it."""
+    rows = read_rows(_read_bytes(table), source=table)
+    found = predict([without_outcomes(row) for row in rows])
+    _write(predictions, predictions_csv(found).rstrip("\n"))
+    scores = score(rows, found)
+    if as_json:
+        listed = [asdict(prediction) for prediction in found]
+        _print(json.dumps({**asdict(scores), "predictions": listed}, indent=2))
+    else:
+        show_scores(_console(), scores)
 
 
 @app.command()

@@ -34,6 +34,7 @@ from planner.topology.document import TopologyDocument
 from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
 from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
+from planner.validate.scores import Scores
 
 __all__ = [
     "show_degraded",
@@ -41,6 +42,7 @@ __all__ = [
     "show_model",
     "show_models",
     "show_plan",
+    "show_scores",
     "show_topologies",
 ]
 
@@ -204,6 +206,57 @@ def show_model(out: Console, spec: ModelSpec) -> None:
         table.add_row(field, escape(text[: _MAX_VALUE_LENGTH - 3] + "..." if is_long else text))
     out.print(table)
     _show_assumptions(out, spec.assumptions)
+
+
+def show_scores(out: Console, scores: Scores) -> None:
+    """Print how far predictions are from what was measured, by machine and over machines."""
+    table = _table("machine", "nodes|", "size|", "rows>", "median error>", "mean>", "pred/meas>")
+    for one in scores.machines:
+        table.add_row(
+            escape(one.machine),
+            one.nodes,
+            one.size,
+            f"{one.num_rows:,}",
+            _percent(one.median_error),
+            _percent(one.mean_error),
+            f"{one.median_ratio:.2f}",
+        )
+    out.print(table)
+    table = _table("nodes|", "size|", "machines>", "rows>", "median error>", "bar>", "")
+    for group in scores.classes:
+        bar = group.bar
+        table.add_row(
+            group.nodes,
+            group.size,
+            f"{group.num_machines:,}",
+            f"{group.num_rows:,}",
+            _percent(group.median_error),
+            "none" if bar is None else _percent(bar),
+            "" if bar is None else "kept" if group.median_error <= bar else "missed",
+        )
+    _show(out, "median over machines", table)
+    rank = scores.ranking
+    if rank.num_pairs:
+        out.print(
+            f"\nof {counted(rank.num_pairs, 'pair')} of forced methods the faster is predicted in "
+            f"{rank.num_right:,}; the others lose {format_seconds(rank.lost_s)} to "
+            f"{format_seconds(rank.best_s)}",
+            markup=False,
+        )
+    table = _table("rows>", "skipped because")
+    for reason, count in scores.skipped.items():
+        table.add_row(f"{count:,}", escape(reason))
+    _show(out, f"no prediction for {scores.num_rows - scores.num_predicted:,} rows", table)
+    out.print(
+        f"\n{counted(scores.num_rows, 'row')}: {scores.num_scored:,} scored, "
+        f"{scores.num_excluded:,} marked EXCLUDE, {scores.num_unmeasured:,} predicted but without "
+        "a measured time",
+        markup=False,
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
 
 
 def _time_table(plan: Plan) -> Table:
