@@ -22,6 +22,8 @@ from rich.console import Console
 from rich.text import Text
 
 from planner import __version__
+from planner.cost.expert_load import parse_counts
+from planner.cost.expert_traffic import compare_strategies, expert_row
 from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
@@ -39,6 +41,7 @@ from planner.tables import (
     show_models,
     show_plan,
     show_scores,
+    show_strategies,
     show_topologies,
 )
 from planner.topology.bundled import load_topology, topology_names
@@ -93,6 +96,13 @@ Model = Annotated[
 RequestFile = Annotated[
     str | None,
     typer.Option("--request", "-r", help="File with the body of POST /plan; - is stdin."),
+]
+ExpertCounts = Annotated[
+    str | None,
+    typer.Option(help="CSV or JSON file with the tokens that each expert received."),
+]
+ExpertZipf = Annotated[
+    float | None, typer.Option(help="The i-th popular expert receives 1/i**this; 0 is even.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the document here.")]
 
@@ -172,6 +182,8 @@ def plan(
         str | None,
         typer.Option(help='Nodes to plan for, as Slurm lists them: "$SLURM_JOB_NODELIST".'),
     ] = None,
+    expert_counts: ExpertCounts = None,
+    expert_zipf: ExpertZipf = None,
     request: RequestFile = None,
     as_json: JsonFlag = False,
     output: Output = None,
@@ -190,6 +202,7 @@ def plan(
             "seq_len": seq_len,
             "precision": precision,
             "optimizer": optimizer,
+            "expert_load": _expert_load(expert_counts, expert_zipf),
         },
         constraints=dict(map(_constraint, constraint or [])),
     )
@@ -230,6 +243,13 @@ def _request_fields(request: str | None, **given: Any) -> dict[str, Any]:
         if isinstance(fields.get(name), str):
             fields[name] = read(fields[name])
     return fields
+
+
+def _expert_load(counts: str | None, zipf: float | None) -> dict[str, Any] | None:
+    given: dict[str, Any] = {} if zipf is None else {"zipf": zipf}
+    if counts is not None:
+        given["counts"] = parse_counts(_read_bytes(counts), source=counts)
+    return given or None
 
 
 def _hosts(nodelist: str) -> list[str]:
@@ -275,6 +295,43 @@ def _constraint(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+@app.command()
+def moe(
+    model: Annotated[str, typer.Argument(help="Bundled name, or a JSON file (config.json).")],
+    topology: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
+    *,
+    ep: Annotated[int, typer.Option(min=1, help="Expert-parallel ranks, consecutive ones.")],
+    tokens: Annotated[int, typer.Option(help="Of a micro-batch on one rank.")] = 4096,
+    counts: ExpertCounts = None,
+    zipf: ExpertZipf = None,
+    precision: Annotated[str, typer.Option(help="As of plan.")] = "bf16",
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare what can be done about uneven experts: one layer, forward and backward."""
+    field = _topology_field(topology)
+    document = (
+        load_topology(field) if isinstance(field, str) else validated(TopologyDocument, field)
+    )
+    fields = {
+        "topology": document.model_dump(mode="json"),
+        "nodes": -(-ep // document.gpus_per_node),
+        "model": _model_field(model),
+        "training": {
+            "global_batch_size": ep,
+            "seq_len": tokens,
+            "precision": precision,
+            "expert_load": _expert_load(counts, zipf),
+        },
+    }
+    problem = build_problem(resolve(validated(PlanRequest, fields)))
+    found = compare_strategies(problem, expert_row(problem, ep))
+    if as_json:
+        _print(json.dumps([{**asdict(one), "total_s": one.total_s} for one in found], indent=2))
+    else:
+        title = f"one layer of {problem.model.name}, {tokens:,} tokens on each of {ep} ranks of "
+        show_strategies(_console(), f"{title}{document.name}, forward and backward", found)
 
 
 # ---------------------------------------------------------------------- topologies and models

@@ -11,6 +11,7 @@ from typing import Final
 
 from planner import __version__
 from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
+from planner.cost.expert_traffic import load_assumptions
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
 from planner.plan import (
@@ -185,8 +186,7 @@ def _waiting(
 def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from resolved.model.assumptions
     yield from _ASSUMPTIONS
-    if resolved.model.experts:
-        yield "experts are loaded evenly"
+    yield from load_assumptions(fastest.problem, fastest.ranking.candidates.take(slice(1)))
     yield from resolved.assumptions
     fabric, topology = fastest.problem.fabric, resolved.topology
     request = resolved.request

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from planner.cost.expert_traffic import Strategy
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
@@ -43,6 +44,7 @@ __all__ = [
     "show_models",
     "show_plan",
     "show_scores",
+    "show_strategies",
     "show_topologies",
 ]
 
@@ -257,6 +259,25 @@ def show_scores(out: Console, scores: Scores) -> None:
 
 def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
+
+
+def show_strategies(out: Console, title: str, strategies: Iterable[Strategy]) -> None:
+    """Print what each way to live with an expert load costs."""
+    is_wide = out.width >= _WIDE
+    columns = ["what|", "time>", "exchanges>", "experts>", "through the hottest link>"]
+    table = _table(*columns, "hottest : mean>", "dropped>", "basis", is_wide=is_wide)
+    for one in strategies:
+        table.add_row(
+            one.name,
+            format_seconds(one.total_s),
+            format_seconds(one.exchange_s),
+            format_seconds(one.compute_s),
+            format_bytes(one.exchange_bytes),
+            f"{one.skew:.2f}",
+            f"{100 * one.dropped:.1f} %" if one.dropped else "",
+            one.basis,
+        )
+    _show(out, title, table)
 
 
 def _time_table(plan: Plan) -> Table:
