@@ -11,11 +11,17 @@ __all__ = ["calibrated_fabric", "fitted_fabric", "with_calls", "with_fits"]
 
 
 def calibrated_fabric(fabric: Fabric, calibration: Calibration | None) -> Fabric:
-    """Return the fabric with the levels that the calibration measured; others stay priors."""
+    """Return the fabric with the levels and curves that were measured; others stay priors.
+
+    Curves of the calibration go first. Those that the fabric had, of boards like its own, stay
+    only where no level was fitted: what was measured here goes before what others measured.
+    """
     if calibration is None:
         return fabric
     source = f"calibration {calibration.id}"
-    return with_fits(fabric, calibration.levels, calibration.calls, source=source)
+    fitted = with_fits(fabric, calibration.levels, calibration.calls, source=source)
+    others = () if calibration.levels else fabric.curves
+    return replace(fitted, curves=(*calibration.curves, *others))
 
 
 def with_fits(

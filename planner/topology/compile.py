@@ -15,8 +15,10 @@ from typing import Final, TypeAlias, cast
 import numpy as np
 
 from planner.errors import InvalidInputError
-from planner.hardware.gpus import architecture_of
+from planner.hardware.gpus import architecture_of, gpu_model
+from planner.hardware.known_curves import known_curves
 from planner.hardware.protocols import protocols_of
+from planner.plan import MeasuredCurve
 from planner.topology.document import NvlinkDomain, Tier, TopologyDocument
 from planner.topology.exits import Exit
 from planner.topology.fabric import Fabric, Level, LevelKind, Mesh
@@ -82,7 +84,25 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         else 1.0,
         architecture=architecture,
         protocols=protocols_of(architecture, levels[0].kind),
+        curves=_curves_of_board(document, levels[0]),
     )
+
+
+def _curves_of_board(document: TopologyDocument, inside: Level) -> tuple[MeasuredCurve, ...]:
+    """Return what was measured on such nodes, if these are whole, all alike, and linked like them.
+
+    Boards with NVLink were measured behind NVSwitches with every link, the others on PCIe.
+    """
+    curves = known_curves(document.device_name, document.gpus_per_node)
+    if not curves or document.library != "nccl" or document.islands or document.impairments:
+        return ()
+    gpu = gpu_model(document.device_name)
+    if gpu.link_kind is None:
+        return curves if inside.kind == "pcie" else ()
+    rate = gpu.num_links * gpu.link_bytes_per_s
+    is_switched = inside.mesh is None and inside.unit_size >= document.gpus_per_node
+    is_board = inside.kind == gpu.link_kind and is_switched
+    return curves if is_board and math.isclose(inside.bytes_per_s, rate, rel_tol=0.01) else ()
 
 
 def live_nodes(document: TopologyDocument) -> list[int]:
