@@ -23,7 +23,7 @@ from planner.topology.fabric import Fabric
 from planner.validate.machines import Machine, machine_document, machine_of
 from planner.validate.rows import Question
 
-__all__ = ["Prediction", "is_forced", "library_methods", "predict", "predictions_csv"]
+__all__ = ["Prediction", "is_forced", "predict", "predictions_csv"]
 
 # Words that say that the library chose.
 _BY_LIBRARY: Final = {"-", "auto", "default", "baseline", "nccl", "rccl", "hccl", "oneccl"}

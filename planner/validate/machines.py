@@ -7,6 +7,7 @@ sees them; the network between nodes is one stage of switches with full bisectio
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -80,6 +81,15 @@ class Machine:
     nic_bytes_per_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Nics:
+    """NICs near the GPUs of a node that take part, bytes/s of one, and who says so."""
+
+    count: int
+    bytes_per_s: float
+    source: str
+
+
 def machine_of(question: Question) -> Machine:
     """Return the machine that a question is about."""
     return Machine(
@@ -122,11 +132,11 @@ class _Builder:
         m = self.machine
         self._say_used()
         domain = self._domain() if self.joint == "domain" else None
-        network = self._network() if m.num_nodes > (domain["num_nodes"] if domain else 1) else None
-        self._add("gpu", "gpu", self.used)
-        self._add_peers()
-        num_nics = self._nics()[0] if network else 0
-        self._add_host(num_nics)
+        in_reach = domain["num_nodes"] if domain else 1
+        nics = self._nics() if m.num_nodes > in_reach else None
+        gpus = self._add("gpu", "gpu", self.used)
+        self._add_peers(gpus)
+        self._add_host(gpus, nics.count if nics else 0)
         return parse_topology(
             {
                 "name": f"{counted(m.num_nodes, 'node')} of {self.used} x {self.model.name}"[:120],
@@ -140,7 +150,7 @@ class _Builder:
                     "source": f"the columns of the table; {self.model.name}: {self.model.source}",
                 },
                 "nvlink_domain": domain,
-                "network": network,
+                "network": self._network(nics) if nics else None,
                 "assumptions": tuple(dict.fromkeys(self.said)),
             }
         )
@@ -238,14 +248,11 @@ class _Builder:
 
     # ------------------------------------------------------------------------ parts and links
 
-    def _add(self, name: str, kind: str, count: int, **more: bool) -> None:
+    def _add(self, name: str, kind: str, count: int, **more: bool) -> list[str]:
+        """Add ``count`` equal parts, and return their names."""
         if count:
             self.components.append({"id": name, "kind": kind, "count": count, **more})
-
-    def _part(self, name: str, number: int) -> str:
-        """Return the name of one part: that of the component where it is the only one."""
-        count = next(c["count"] for c in self.components if c["id"] == name)
-        return f"{name}{number}" if count > 1 else name
+        return [name] if count == 1 else [f"{name}{number}" for number in range(count)]
 
     def _link(
         self, a: str, b: str, kind: str, rate: float, latency_s: float, source: str, **more: str
@@ -261,86 +268,85 @@ class _Builder:
             }
         )
 
-    def _add_peers(self) -> None:
-        model, rate, gpus = self.model, self.peer_bytes_per_s, self.machine.gpus_per_node
+    def _add_peers(self, gpus: Sequence[str]) -> None:
+        model, rate = self.model, self.peer_bytes_per_s
         if self.used == 1 or self.joint in ("pcie", "domain"):
             return
         latency_s, latency_source = peer_latency(model)
         source = f"intra_GBps_per_gpu, or the data sheet of {model.name}. {latency_source}"
-        kind = (
-            "xgmi" if self.machine.intra_kind == "xgmi" or model.link_kind == "xgmi" else ("nvlink")
-        )
+        kind = "xgmi" if model.link_kind == "xgmi" else "nvlink"
         if self.joint == "switch":
             self._add("nvswitch", "nvswitch", 1, multicast=model.has_multicast)
             self._link("gpu", "nvswitch", kind, rate, latency_s / 2, source, pattern="all")
         elif self.joint == "mesh":
-            peers = gpus - 1
-            if kind == "xgmi" and model.num_links:
-                peers = max(peers, model.num_links // XGMI_LINKS_PER_PAIR.get(model.name, 1))
-            if kind == "xgmi" and model.num_links and peers > model.num_links:
-                self.said.append(
-                    f"the {gpus} GPUs of a node are joined each to each, though {model.name} has "
-                    f"{model.num_links} links"
-                )
-            self._link("gpu", "gpu", kind, rate / peers, latency_s, source, pattern="all")
+            peer_rate = rate / self._num_peers()
+            self._link("gpu", "gpu", kind, peer_rate, latency_s, source, pattern="all")
         else:
             for first in range(0, self.used - 1, 2):
-                ends = self._part("gpu", first), self._part("gpu", first + 1)
-                self._link(*ends, kind, rate, latency_s, source)
+                self._link(gpus[first], gpus[first + 1], kind, rate, latency_s, source)
 
-    def _add_host(self, num_nics: int) -> None:
+    def _num_peers(self) -> int:
+        """Return among how many peers a GPU of a mesh divides its links."""
+        model, peers = self.model, self.machine.gpus_per_node - 1
+        if model.link_kind != "xgmi" or model.num_links == 0:
+            return peers
+        if peers > model.num_links:
+            self.said.append(
+                f"the {peers + 1} GPUs of a node are joined each to each, though {model.name} has "
+                f"{model.num_links} links"
+            )
+        # Boards come whole, however many of their GPUs a node is said to have.
+        return max(peers, model.num_links // XGMI_LINKS_PER_PAIR.get(model.name, 1))
+
+    def _add_host(self, gpus: Sequence[str], num_nics: int) -> None:
         """Join GPUs and NICs to CPUs: by C2C, over PCIe switches, or straight."""
-        coherent = coherent_link(self.model) if self.model.link_kind == "nvlink" else None
-        pcie = self._pcie_rate()
-        source = f"PCIe of {self.model.name}. {PCIE_LATENCY_SOURCE}"
-        cpu_of, num_cpus = self._cpus()
-        self._add("nic", "nic", num_nics)
-        self._add("cpu", "cpu", num_cpus)
-        nics = [self._part("nic", number) for number in range(num_nics)]
-        gpus = [self._part("gpu", number) for number in range(self.used)]
-        cpus = [self._part("cpu", number) for number in range(num_cpus)]
-        if coherent is not None:
-            rate, link_source = coherent
-            for number, gpu in enumerate(gpus):
-                self._link(gpu, cpus[cpu_of(number)], "c2c", rate, CPU_LATENCY_S, link_source)
-            for number, nic in enumerate(nics):
-                cpu = cpus[cpu_of(number * self.used // num_nics)]
-                self._link(nic, cpu, "pcie", pcie, PCIE_LATENCY_S, source)
-        else:
-            switches = self._switches(num_nics)
-            self._add("pcie", "pcie_switch", switches)
-            for number, gpu in enumerate(gpus):
-                cpu = cpus[cpu_of(number)]
-                above = self._part("pcie", number * switches // self.used) if switches else cpu
-                self._link(gpu, above, "pcie", pcie, PCIE_LATENCY_S, source)
-            for number, nic in enumerate(nics):
-                above = self._part("pcie", number * switches // num_nics)
-                self._link(nic, above, "pcie", pcie, PCIE_LATENCY_S, source)
-            for number in range(switches):
-                cpu = cpus[cpu_of(number * self.used // switches)]
-                self._link(self._part("pcie", number), cpu, "pcie", pcie, PCIE_LATENCY_S, source)
-        if num_cpus > 1:
-            rate, link_source = cpu_link(None)
-            self._link("cpu", "cpu", "smp", rate, CPU_LATENCY_S, link_source, pattern="all")
+        model = self.model
+        coherent = coherent_link(model) if model.link_kind == "nvlink" else None
+        cpu_of = self._cpus()
+        nics = self._add("nic", "nic", num_nics)
+        cpus = self._add("cpu", "cpu", max(cpu_of) + 1)
+        switches = self._add("pcie", "pcie_switch", 0 if coherent else self._num_switches(num_nics))
+        for number, gpu in enumerate(gpus):
+            if coherent is not None:
+                self._link(
+                    gpu, cpus[cpu_of[number]], "c2c", coherent[0], CPU_LATENCY_S, coherent[1]
+                )
+            elif switches:
+                self._link_pcie(gpu, switches[number * len(switches) // len(gpus)])
+            else:
+                self._link_pcie(gpu, cpus[cpu_of[number]])
+        for number, nic in enumerate(nics):
+            near = cpus[cpu_of[number * len(gpus) // len(nics)]]
+            self._link_pcie(
+                nic, switches[number * len(switches) // len(nics)] if switches else near
+            )
+        for number, switch in enumerate(switches):
+            first_gpu = -(-number * len(gpus) // len(switches))
+            self._link_pcie(switch, cpus[cpu_of[first_gpu]])
+        if len(cpus) > 1:
+            rate, source = cpu_link(None)
+            self._link("cpu", "cpu", "smp", rate, CPU_LATENCY_S, source, pattern="all")
             if self.joint in ("pcie", "pairs"):
-                self.said.append(f"between the two CPUs of a node: {link_source}")
+                self.said.append(f"between the two CPUs of a node: {source}")
+        elif self.joint == "pcie" and len(gpus) > 1:
+            self.said.append("the GPUs that take part are on one CPU")
+
+    def _link_pcie(self, part: str, above: str) -> None:
+        source = f"PCIe of {self.model.name}. {PCIE_LATENCY_SOURCE}"
+        self._link(part, above, "pcie", self._pcie_rate(), PCIE_LATENCY_S, source)
 
     def _pcie_rate(self) -> float:
         stated = self.machine.intra_bytes_per_s
         return stated if self.joint == "pcie" and stated else self.model.pcie_bytes_per_s
 
-    def _cpus(self) -> tuple[Any, int]:
-        """Return which CPU a GPU is on, and how many there are above those that take part."""
+    def _cpus(self) -> list[int]:
+        """Return the CPU of each GPU that takes part."""
         gpus = self.machine.gpus_per_node
         large = gpus >= _LARGE_NODE_GPUS or (self.joint == "pairs" and gpus > 2)
         sockets = 2 if large and self.joint != "domain" else 1
+        return [gpu * sockets // gpus for gpu in range(self.used)]
 
-        def cpu_of(gpu: int) -> int:
-            return gpu * sockets // gpus
-
-        return cpu_of, cpu_of(self.used - 1) + 1
-
-    def _switches(self, num_nics: int) -> int:
+    def _num_switches(self, num_nics: int) -> int:
         """Return the number of PCIe switches above the GPUs that take part."""
         if num_nics:
             return math.gcd(self.used, num_nics)
@@ -369,18 +375,18 @@ class _Builder:
             "source": f"intra_GBps_per_gpu, or the data sheet of {model.name}. {latency_source}",
         }
 
-    def _network(self) -> dict[str, Any]:
+    def _network(self, nics: _Nics) -> dict[str, Any]:
         plugin = self.machine.plugin
-        num_nics, rate, source = self._nics()
-        latency_s, latency_source = self._nic_latency(rate)
+        latency_s, latency_source = self._nic_latency(nics.bytes_per_s)
+        self.said.append("between nodes is one stage of switches with full bisection")
         if plugin is None:
-            self.said.append("the network is InfiniBand, one stage with full bisection")
+            self.said.append("the network is InfiniBand")
         return {
             "kind": "infiniband" if plugin is None else "ethernet",
-            "layout": "rail" if num_nics >= _RAIL_NICS else "tree",
-            "nic_bandwidth_bytes_per_s": rate,
+            "layout": "rail" if nics.count >= _RAIL_NICS else "tree",
+            "nic_bandwidth_bytes_per_s": nics.bytes_per_s,
             "nic_latency_s": latency_s,
-            "source": f"{source}. {latency_source}",
+            "source": f"{nics.source}. {latency_source}",
             "tiers": [
                 {
                     "name": "fabric",
@@ -390,8 +396,7 @@ class _Builder:
             ],
         }
 
-    def _nics(self) -> tuple[int, float, str]:
-        """Return NICs near the GPUs that take part, bytes/s of one, and who says so."""
+    def _nics(self) -> _Nics:
         m = self.machine
         count, rate = m.nics_per_node, m.nic_bytes_per_s
         source = "nics_per_node and nic_gbps"
@@ -415,7 +420,7 @@ class _Builder:
             raise InvalidInputError(
                 f"nics_per_node=0 cannot join {m.num_nodes} nodes", where="nics_per_node"
             )
-        return math.ceil(count * self.used / m.gpus_per_node), rate, source
+        return _Nics(math.ceil(count * self.used / m.gpus_per_node), rate, source)
 
     def _nic_latency(self, rate: float) -> tuple[float, str]:
         plugin = self.machine.plugin

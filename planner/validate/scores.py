@@ -189,9 +189,7 @@ def _machine_scores(scored: Sequence[_Scored]) -> tuple[MachineScore, ...]:
 
 
 def _class_scores(machines: Sequence[MachineScore]) -> tuple[ClassScore, ...]:
-    classes = [
-        (nodes, size) for nodes in (*_NODES.values(), _MORE_NODES) for size in (_SMALL, _LARGE)
-    ]
+    classes = product((*_NODES.values(), _MORE_NODES), (_SMALL, _LARGE))
     found = {kind: [m for m in machines if (m.nodes, m.size) == kind] for kind in classes}
     return tuple(
         ClassScore(
