@@ -6,9 +6,9 @@ rows; of a class the median over machines, so that a machine with many rows coun
 notes say EXCLUDE are counted and left out.
 
 Of ``benchmarks/data/collectives.csv``, the machines "A100 SXM4 80GB HGX", "B200 HGX", "GB200 NVL
-tray", "H100 HGX", "8x L40S PCIe server" and "8x RTX PRO 6000 server" are measurements of
-ai-dynamo/aiconfigurator that link latencies were fitted to (``planner.constants``): errors there
-are no test of those.
+tray", "H100 HGX", "8x L40S PCIe server" and "8x RTX PRO 6000 server" are the same measurements of
+ai-dynamo/aiconfigurator as ``nccl_single_node.csv.gz``, on which figures of the planner rest:
+errors there are no test of those figures.
 """
 
 from collections import Counter, defaultdict

@@ -84,10 +84,12 @@ def test_gpus_that_take_part_bring_their_own_nics() -> None:
     assert any("4 of 8 GPUs" in said for said in half.assumptions)
 
 
-def test_two_gpus_of_a_mesh_have_one_of_its_links() -> None:
-    pair = document(
-        gpu="MI300X", n_nodes="1", n_ranks="2", intra_kind="xgmi", intra_GBps_per_gpu="448"
-    )
+@pytest.mark.parametrize("gpus_per_node", ["8", "2"])
+def test_two_gpus_of_a_mesh_have_one_of_its_links_however_many_a_node_is_said_to_have(
+    gpus_per_node: str,
+) -> None:
+    mesh = {"gpu": "MI300X", "intra_kind": "xgmi", "intra_GBps_per_gpu": "448"}
+    pair = document(n_nodes="1", n_ranks="2", gpus_per_node=gpus_per_node, **mesh)
     assert compile_fabric(pair).levels[0].bytes_per_s == 64e9
 
 
