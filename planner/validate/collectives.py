@@ -178,8 +178,8 @@ def _priced(
     methods: tuple[Method, ...],
     assumptions: tuple[str, ...],
 ) -> list[Prediction]:
-    """Return the seconds of questions that differ in their sizes alone."""
-    degree = np.full(len(questions), questions[0].num_ranks)
+    """Return the seconds of questions that differ in their ranks and sizes alone."""
+    degree = np.array([question.num_ranks for question in questions])
     group = lay_group(fabric, degree, np.ones_like(degree))
     sizes = np.array([question.size_bytes for question in questions], dtype=float)
     found = choose(questions[0].op, fabric, group, sizes, methods)

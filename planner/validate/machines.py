@@ -2,8 +2,8 @@
 
 The columns name the GPU, what joins the GPUs of a node, at which rate, and the NICs. The rest is
 assumed as the importers of ``planner.topology`` assume it, and every assumption is a sentence in
-the document. Only the GPUs that take part are described, with the NICs nearest them, as a library
-sees them; the network between nodes is one stage of switches with full bisection.
+the document. One node is described whole; of several, only the GPUs that take part, with the NICs
+nearest them. The network between nodes is one stage of switches with full bisection.
 """
 
 import math
@@ -67,14 +67,17 @@ _JOINTS: Final[dict[str, Joint]] = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything of a question that its fabric depends on; attributes as of ``Question``."""
+    """Everything of a question that its fabric depends on.
+
+    Attributes as of ``Question``, and ``num_gpus`` of a node that are described.
+    """
 
     gpu: str
     library: Library | None
     plugin: Plugin | None
     num_nodes: int
     gpus_per_node: int
-    ranks_per_node: int
+    num_gpus: int
     intra_kind: str
     intra_bytes_per_s: float | None
     nics_per_node: int | None
@@ -83,7 +86,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class _Nics:
-    """NICs near the GPUs of a node that take part, bytes/s of one, and who says so."""
+    """NICs near the GPUs of a node, bytes/s of one, and who says so."""
 
     count: int
     bytes_per_s: float
@@ -92,13 +95,14 @@ class _Nics:
 
 def machine_of(question: Question) -> Machine:
     """Return the machine that a question is about."""
+    several = question.num_nodes > 1
     return Machine(
         gpu=question.gpu,
         library=question.library,
         plugin=question.plugin,
         num_nodes=question.num_nodes,
         gpus_per_node=question.gpus_per_node,
-        ranks_per_node=question.num_ranks // question.num_nodes,
+        num_gpus=question.num_ranks // question.num_nodes if several else question.gpus_per_node,
         intra_kind=question.intra_kind,
         intra_bytes_per_s=question.intra_bytes_per_s,
         nics_per_node=question.nics_per_node,
@@ -122,7 +126,7 @@ class _Builder:
         self.machine = machine
         self.said: list[str] = []
         self.model = self._model()
-        self.used = machine.ranks_per_node
+        self.num_gpus = machine.num_gpus
         self.joint = self._joint()
         self.peer_bytes_per_s = self._peer_rate()
         self.components: list[dict[str, Any]] = []
@@ -134,12 +138,14 @@ class _Builder:
         domain = self._domain() if self.joint == "domain" else None
         in_reach = domain["num_nodes"] if domain else 1
         nics = self._nics() if m.num_nodes > in_reach else None
-        gpus = self._add("gpu", "gpu", self.used)
+        gpus = self._add("gpu", "gpu", self.num_gpus)
         self._add_peers(gpus)
         self._add_host(gpus, nics.count if nics else 0)
         return parse_topology(
             {
-                "name": f"{counted(m.num_nodes, 'node')} of {self.used} x {self.model.name}"[:120],
+                "name": f"{counted(m.num_nodes, 'node')} of {self.num_gpus} x {self.model.name}"[
+                    :120
+                ],
                 "library": m.library or self.model.library,
                 "device": self.model.device or self.model.name,
                 "default_nodes": m.num_nodes,
@@ -211,7 +217,7 @@ class _Builder:
             found = "switch" if on_switches else "mesh"
         else:
             found = "pairs" if "SXM" not in model.name else "mesh"
-        if self.used > 1:
+        if self.num_gpus > 1:
             words = {"switch": "NVSwitches", "mesh": "links of each to each", "pairs": "pairs"}
             self.said.append(
                 f"intra_kind is {kind or 'not given'}: {words.get(found, 'PCIe')} between "
@@ -222,7 +228,7 @@ class _Builder:
     def _peer_rate(self) -> float:
         """Return bytes/s of one GPU to its peers, over links of its own."""
         stated, model = self.machine.intra_bytes_per_s, self.model
-        if self.joint == "pcie" or (self.used == 1 and self.joint != "domain"):
+        if self.joint == "pcie" or (self.num_gpus == 1 and self.joint != "domain"):
             return 0.0
         if stated is not None:
             return stated
@@ -240,10 +246,10 @@ class _Builder:
 
     def _say_used(self) -> None:
         m = self.machine
-        if m.num_nodes > 1 and self.used < m.gpus_per_node:
+        if self.num_gpus < m.gpus_per_node:
             self.said.append(
-                f"{self.used} of {m.gpus_per_node} GPUs of each node take part: the first, with "
-                "the NICs nearest them"
+                f"{self.num_gpus} of {m.gpus_per_node} GPUs of each node take part: the first, "
+                "with the NICs nearest them"
             )
 
     # ------------------------------------------------------------------------ parts and links
@@ -270,7 +276,7 @@ class _Builder:
 
     def _add_peers(self, gpus: Sequence[str]) -> None:
         model, rate = self.model, self.peer_bytes_per_s
-        if self.used == 1 or self.joint in ("pcie", "domain"):
+        if self.num_gpus == 1 or self.joint in ("pcie", "domain"):
             return
         latency_s, latency_source = peer_latency(model)
         source = f"intra_GBps_per_gpu, or the data sheet of {model.name}. {latency_source}"
@@ -282,7 +288,7 @@ class _Builder:
             peer_rate = rate / self._num_peers()
             self._link("gpu", "gpu", kind, peer_rate, latency_s, source, pattern="all")
         else:
-            for first in range(0, self.used - 1, 2):
+            for first in range(0, self.num_gpus - 1, 2):
                 self._link(gpus[first], gpus[first + 1], kind, rate, latency_s, source)
 
     def _num_peers(self) -> int:
@@ -329,7 +335,7 @@ class _Builder:
             if self.joint in ("pcie", "pairs"):
                 self.said.append(f"between the two CPUs of a node: {source}")
         elif self.joint == "pcie" and len(gpus) > 1:
-            self.said.append("the GPUs that take part are on one CPU")
+            self.said.append("all GPUs of a node are on one CPU")
 
     def _link_pcie(self, part: str, above: str) -> None:
         source = f"PCIe of {self.model.name}. {PCIE_LATENCY_SOURCE}"
@@ -340,20 +346,20 @@ class _Builder:
         return stated if self.joint == "pcie" and stated else self.model.pcie_bytes_per_s
 
     def _cpus(self) -> list[int]:
-        """Return the CPU of each GPU that takes part."""
+        """Return the CPU of each GPU."""
         gpus = self.machine.gpus_per_node
         large = gpus >= _LARGE_NODE_GPUS or (self.joint == "pairs" and gpus > 2)
         sockets = 2 if large and self.joint != "domain" else 1
-        return [gpu * sockets // gpus for gpu in range(self.used)]
+        return [gpu * sockets // gpus for gpu in range(self.num_gpus)]
 
     def _num_switches(self, num_nics: int) -> int:
-        """Return the number of PCIe switches above the GPUs that take part."""
+        """Return the number of PCIe switches above the GPUs."""
         if num_nics:
-            return math.gcd(self.used, num_nics)
+            return math.gcd(self.num_gpus, num_nics)
         if self.joint != "pcie" or self.machine.gpus_per_node < _LARGE_NODE_GPUS:
             return 0
         self.said.append("two GPUs behind each PCIe switch")
-        return math.ceil(self.used / 2)
+        return math.ceil(self.num_gpus / 2)
 
     # ------------------------------------------------------------------------- between nodes
 
@@ -420,7 +426,7 @@ class _Builder:
             raise InvalidInputError(
                 f"nics_per_node=0 cannot join {m.num_nodes} nodes", where="nics_per_node"
             )
-        return _Nics(math.ceil(count * self.used / m.gpus_per_node), rate, source)
+        return _Nics(math.ceil(count * self.num_gpus / m.gpus_per_node), rate, source)
 
     def _nic_latency(self, rate: float) -> tuple[float, str]:
         plugin = self.machine.plugin

@@ -1,8 +1,11 @@
 """A few columns make the machine that the bundled topology of the same machine describes."""
 
+import numpy as np
 import pytest
 
+from planner.cost.collectives import rate_of
 from planner.errors import InvalidInputError
+from planner.layout.groups import lay_group
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
@@ -89,8 +92,17 @@ def test_two_gpus_of_a_mesh_have_one_of_its_links_however_many_a_node_is_said_to
     gpus_per_node: str,
 ) -> None:
     mesh = {"gpu": "MI300X", "intra_kind": "xgmi", "intra_GBps_per_gpu": "448"}
-    pair = document(n_nodes="1", n_ranks="2", gpus_per_node=gpus_per_node, **mesh)
-    assert compile_fabric(pair).levels[0].bytes_per_s == 64e9
+    node = compile_fabric(document(n_nodes="1", n_ranks="2", gpus_per_node=gpus_per_node, **mesh))
+    pair = lay_group(node, np.array([2]), np.array([1]))
+    rate = rate_of(node.levels[0], pair, pair.members[0], direct=False, nominal=True)
+    assert rate == pytest.approx(64e9)
+
+
+def test_a_node_that_is_alone_is_described_whole() -> None:
+    """So that what was measured on such a board applies to any group of it."""
+    fabric = compile_fabric(document(n_nodes="1", n_ranks="2"))
+    assert fabric.num_gpus == 8
+    assert {curve.group_size for curve in fabric.curves} == {2, 4, 8}
 
 
 @pytest.mark.parametrize(
