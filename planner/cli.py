@@ -23,7 +23,12 @@ from rich.text import Text
 
 from planner import __version__
 from planner.cost.expert_load import parse_counts
-from planner.cost.expert_traffic import compare_strategies, expert_row
+from planner.cost.expert_traffic import (
+    break_even,
+    compare_strategies,
+    dispatch_exits,
+    expert_row,
+)
 from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
@@ -36,12 +41,12 @@ from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
 from planner.tables import (
     show_degraded,
+    show_experts,
     show_fabric,
     show_model,
     show_models,
     show_plan,
     show_scores,
-    show_strategies,
     show_topologies,
 )
 from planner.topology.bundled import load_topology, topology_names
@@ -326,12 +331,28 @@ def moe(
         },
     }
     problem = build_problem(resolve(validated(PlanRequest, fields)))
-    found = compare_strategies(problem, expert_row(problem, ep))
+    row = expert_row(problem, ep)
+    found, pays = compare_strategies(problem, row), break_even(problem, row)
+    dispatch = dispatch_exits(problem, row)
     if as_json:
-        _print(json.dumps([{**asdict(one), "total_s": one.total_s} for one in found], indent=2))
+        document_of = {
+            "strategies": [{**asdict(one), "total_s": one.total_s} for one in found],
+            "dispatch": [
+                {
+                    "level": one.level,
+                    "out_bytes": one.out_bytes.tolist(),
+                    "into_bytes": one.into_bytes.tolist(),
+                    "bound_s": one.seconds,
+                }
+                for one in dispatch
+            ],
+            "break_even": None if pays is None else asdict(pays),
+        }
+        _print(json.dumps(document_of, indent=2))
     else:
         title = f"one layer of {problem.model.name}, {tokens:,} tokens on each of {ep} ranks of "
-        show_strategies(_console(), f"{title}{document.name}, forward and backward", found)
+        title += f"{document.name}, forward and backward"
+        show_experts(_console(), title, found, dispatch, pays)
 
 
 # ---------------------------------------------------------------------- topologies and models

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from planner.cost.expert_traffic import Strategy
+from planner.cost.expert_traffic import BreakEven, Exits, Strategy
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
@@ -39,12 +39,12 @@ from planner.validate.scores import Scores
 
 __all__ = [
     "show_degraded",
+    "show_experts",
     "show_fabric",
     "show_model",
     "show_models",
     "show_plan",
     "show_scores",
-    "show_strategies",
     "show_topologies",
 ]
 
@@ -261,8 +261,22 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def show_strategies(out: Console, title: str, strategies: Iterable[Strategy]) -> None:
-    """Print what each way to live with an expert load costs."""
+def show_experts(
+    out: Console,
+    title: str,
+    strategies: Iterable[Strategy],
+    dispatch: Iterable[Exits],
+    pays: BreakEven | None,
+) -> None:
+    """Print what each way to live with an expert load costs, where its bytes go, when copies pay.
+
+    Args:
+        out: Where to.
+        title: Of which layer and ranks.
+        strategies: What to compare.
+        dispatch: Of one micro-batch, forward, per level.
+        pays: Rows from which on a copy of an expert pays; None for one rank.
+    """
     is_wide = out.width >= _WIDE
     columns = ["what|", "time>", "exchanges>", "experts>", "through the hottest link>"]
     table = _table(*columns, "hottest : mean>", "dropped>", "basis", is_wide=is_wide)
@@ -278,6 +292,18 @@ def show_strategies(out: Console, title: str, strategies: Iterable[Strategy]) ->
             one.basis,
         )
     _show(out, title, table)
+    levels = _table("level", "into the busiest unit>", "into the mean>", "at least>")
+    for one_level in dispatch:
+        busiest, mean = one_level.into_bytes.max(), one_level.into_bytes.mean()
+        sizes = (format_bytes(float(size)) for size in (busiest, mean))
+        levels.add_row(escape(one_level.level), *sizes, format_seconds(one_level.seconds))
+    _show(out, "one dispatch by all_to_all, over each level", levels)
+    if pays is not None:
+        out.print(
+            f"\nthe hottest rank receives {pays.hottest_rows:,.0f} rows from others; a copy of an "
+            f"expert moves fewer bytes from {pays.bytes_rows:,.0f} on, and travels faster than "
+            f"they are computed from {pays.compute_rows:,.0f} on"
+        )
 
 
 def _time_table(plan: Plan) -> Table:

@@ -29,6 +29,7 @@ from planner.cost.seconds import seconds
 from planner.cost.shares import block_share
 from planner.cost.work import (
     Communication,
+    Gemm,
     Op,
     block_work,
     expert_skews,
@@ -44,13 +45,16 @@ from planner.plan import Collective, ExpertCapacity, ExpertLoad, Method
 from planner.topology.fabric import NETWORK_KINDS, Fabric
 
 __all__ = [
+    "BreakEven",
     "Exits",
     "Strategy",
+    "break_even",
     "compare_strategies",
     "compute_break_even_rows",
     "copies_per_token",
     "deduplicated_s",
     "dispatch_bytes",
+    "dispatch_exits",
     "even_size_bytes",
     "exits",
     "expert_row",
@@ -61,6 +65,11 @@ __all__ = [
 ]
 
 _MODELLED: Final = "modelled, not validated"
+# benchmarks/deepep.py: medians 1 to 21 % off for large exchanges on 1 to 4 nodes of H100, up to 60 %
+# too fast on 8, and on one node of Blackwell.
+_NEAR_DEEPEP: Final = "near DeepEP on 1 to 4 nodes of H100"
+_BESIDE_DEEPEP: Final = "up to 60 % faster than DeepEP there"
+_MEASURED_NODES: Final = 4
 _DIRECT: Final = Method("direct")
 
 
@@ -322,6 +331,77 @@ def compare_strategies(problem: Problem, c: Candidates) -> tuple[Strategy, ...]:
     )
 
 
+def dispatch_exits(problem: Problem, c: Candidates) -> tuple[Exits, ...]:
+    """Return what the dispatch of one micro-batch sends over each level, of the most uneven layer.
+
+    Args:
+        problem: A model with experts.
+        c: One row.
+    """
+    group = axis_group(problem.fabric, c, "ep")
+    return exits(problem.fabric, group, _dispatch(problem, c))
+
+
+def _dispatch(problem: Problem, c: Candidates) -> Column:
+    """Return bytes from rank to rank, dropless."""
+    moe, ep = problem.model.experts, int(c.ep[0])
+    assert moe is not None, "only experts are dispatched to"
+    loads = rank_loads(_worst_shares(problem, moe, ep)[None], ep)[0]
+    row_bytes = problem.model.hidden_size * weight_bytes(problem.training)
+    return dispatch_bytes(loads, float(sharded_tokens(problem, c)[0]) * moe.top_k * row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Rows that a rank receives from others, and from how many on a copy of an expert pays.
+
+    Attributes:
+        hottest_rows: Of one dispatch, on the hottest rank.
+        bytes_rows: Beyond it a copy moves fewer bytes than they do.
+        compute_rows: Beyond it they take longer to compute than a copy to travel.
+    """
+
+    hottest_rows: float
+    bytes_rows: float
+    compute_rows: float
+
+
+def break_even(problem: Problem, c: Candidates) -> BreakEven | None:
+    """Return the rows that decide about copies; None for one rank, which has no others.
+
+    F is what the hottest rank's experts reach, B what the busiest way in does.
+    """
+    moe, ep = problem.model.experts, int(c.ep[0])
+    assert moe is not None, "only experts are copied"
+    if ep == 1:
+        return None
+    matrix = _dispatch(problem, c)
+    into_hottest = even_size_bytes(matrix) * (ep - 1) / ep
+    bytes_per_s = into_hottest / matrix_bound_s(
+        problem.fabric, axis_group(problem.fabric, c, "ep"), matrix
+    )
+    timed = [
+        one
+        for one in seconds(problem, c, _routed_work(problem, c, 1.0))
+        if isinstance(one.op, Gemm)
+    ]
+    flop = sum(
+        float((one.op.flop * one.op.repeats)[0]) for one in timed if isinstance(one.op, Gemm)
+    )
+    flop_per_s = flop / sum(float(one.total_s[0]) for one in timed)
+    element = {
+        "weight_bytes": weight_bytes(problem.training),
+        "gradient_bytes": gradient_bytes(problem.training),
+    }
+    row_bytes = problem.model.hidden_size * weight_bytes(problem.training)
+    matrices = 3 if moe.gated else 2
+    return BreakEven(
+        into_hottest / row_bytes,
+        replica_break_even_rows(moe.expert_hidden_size, matrices=matrices, **element),
+        compute_break_even_rows(flop_per_s, bytes_per_s, **element),
+    )
+
+
 def expert_row(problem: Problem, ep: int) -> Candidates:
     """Return the one candidate of ``ep`` ranks that share out nothing but experts and sequences.
 
@@ -457,9 +537,11 @@ def _deduplicated(
         if isinstance(op, Communication) and op.name in _EXCHANGES
     )
     one = deduplicated_s(problem.fabric, group, rank_bytes, unit_bytes)
+    is_near = problem.fabric.architecture == "hopper" and len(units) <= _MEASURED_NODES
     return replace(
         plain,
         name="deduplicated",
+        basis=_NEAR_DEEPEP if is_near else _BESIDE_DEEPEP,
         exchange_s=plain.exchange_s + times * float(one[0]),
         exchange_bytes=plain.exchange_bytes + times * float(rank_bytes[0]) * (ep - 1) / ep,
     )
