@@ -14,7 +14,7 @@ import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar, cast, get_args
 
 import typer
 from pydantic import BaseModel
@@ -35,7 +35,14 @@ from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
 from planner.model.bundled import load_model, model_names
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
-from planner.plan import Calibration, CalibrationRun, Plan, document_hash
+from planner.plan import (
+    Calibration,
+    CalibrationRun,
+    Collective,
+    MeasuredCurve,
+    Plan,
+    document_hash,
+)
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
@@ -555,24 +562,87 @@ def show_one_model(
 
 @app.command()
 def calibrate(
-    runs: Annotated[list[str], typer.Argument(help="Files with the timed runs of the plan.")],
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Files with the timed runs of the plan.")
+    ] = None,
     *,
     plan_files: Annotated[
-        list[str], typer.Option("--plan", "-p", help="The plan that was run; again for another.")
-    ],
+        list[str] | None,
+        typer.Option("--plan", "-p", help="The plan that was run; again for another."),
+    ] = None,
+    nccl_tests: Annotated[
+        list[str] | None,
+        typer.Option(help="Log or JSON of nccl-tests or rccl-tests; again for another."),
+    ] = None,
+    op: Annotated[
+        str | None, typer.Option(help="Operation of logs that do not say it, as all_gather.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="Ranks of logs that do not list them.")
+    ] = None,
+    num_nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of logs that do not list ranks.")
+    ] = None,
     topology: Topology = None,
     model: Model = None,
     output: Output = None,
 ) -> None:
-    """Refit the planner's constants from timed runs of one or more plans.
+    """Refit the planner's constants from timed runs of plans, or take curves from nccl-tests.
 
     Plans on a topology or model of your own need its file again.
     """
+    from planner.calibrate.measured import with_curves  # scipy doubles the start of others
+
+    runs, logs = runs or [], nccl_tests or []
+    _check_sources(runs, plan_files or [], logs, topology)
+    result = _fit_runs(runs, plan_files or [], topology, model) if runs else None
+    if logs:
+        name = topology or str(result and result.topology)
+        document = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
+        curves = _read_curves(logs, document, op=op, num_ranks=ranks, num_nodes=num_nodes)
+        result = with_curves(result, document.name, curves)
+    assert result is not None, "there are runs or logs: _check_sources saw to it"
+    text = result.model_dump_json(indent=2)
+    if output is None:
+        _print(text)
+        return
+    _write(output, text)
+    parts = [counted(len(runs), "run")] if runs else []
+    if logs:
+        parts.append(f"{counted(len(logs), 'log')} ({counted(len(result.curves), 'curve')})")
+    sources = " and ".join(parts)
+    _say(f"calibration {result.id} of {result.topology} from {sources} is in {output}")
+
+
+def _check_sources(
+    runs: list[str], plan_files: list[str], logs: list[str], topology: str | None
+) -> None:
+    """Refuse what cannot be calibrated on."""
+    if not runs and not logs and not plan_files:
+        raise InvalidInputError(
+            "nothing to calibrate on: give files of timed runs and --plan, or --nccl-tests LOG and "
+            "--topology",
+            where="runs",
+        )
+    if bool(runs) != bool(plan_files):
+        raise InvalidInputError(
+            "timed runs need the plan that was run: add --plan FILE"
+            if runs
+            else "--plan without a timed run of it: add the run's file, or leave --plan out",
+            where="plan",
+        )
+    if not runs and topology is None:
+        raise InvalidInputError(
+            "--nccl-tests needs the cluster that was measured: add --topology NAME",
+            where="topology",
+        )
+
+
+def _fit_runs(
+    runs: list[str], plan_files: list[str], topology: str | None, model: str | None
+) -> Calibration:
     from planner.calibrate.fit import fit_calibration
-    from planner.calibrate.runs import (
-        Measured,
-        check_run,
-    )  # scipy doubles the start of other commands
+    from planner.calibrate.runs import Measured, check_run
 
     plans = {document_hash(plan): plan for plan in (_read(Plan, name) for name in plan_files)}
     first = next(iter(plans.values()))
@@ -584,13 +654,39 @@ def calibrate(
         measured.append(Measured(problems[key], plans[key], run))
     for one in measured:
         check_run(one)
-    result = fit_calibration(measured)
-    document = result.model_dump_json(indent=2)
-    if output is None:
-        _print(document)
-    else:
-        _write(output, document)
-        _say(f"calibration {result.id} of {result.topology} from {len(runs)} runs is in {output}")
+    return fit_calibration(measured)
+
+
+def _read_curves(
+    logs: list[str],
+    document: TopologyDocument,
+    *,
+    op: str | None,
+    num_ranks: int | None,
+    num_nodes: int | None,
+) -> tuple[MeasuredCurve, ...]:
+    """Return the curves of logs; what was left out of them and what cannot be goes to stderr."""
+    from planner.calibrate.measured import broken_laws, curves_of
+    from planner.calibrate.nccl_tests import read_log
+
+    if op is not None and op not in get_args(Collective):
+        raise InvalidInputError(
+            f"--op {op!r}: need one of {', '.join(get_args(Collective))}", where="op"
+        )
+    read = [
+        read_log(_read_bytes(name), source="stdin" if name == "-" else Path(name).name)
+        for name in logs
+    ]
+    curves = curves_of(
+        read, op=cast("Collective | None", op), num_ranks=num_ranks, num_nodes=num_nodes
+    )
+    for log in read:
+        for complaint in log.complaints():
+            _say(complaint)
+    for curve in curves:
+        for sentence in broken_laws(curve, document):
+            _say(sentence)
+    return curves
 
 
 def _problem_of(timed: Plan, topology: str | None, model: str | None) -> Problem:

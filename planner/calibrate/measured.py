@@ -112,7 +112,7 @@ def _group(run: Run, op: Collective | None, num_ranks: int | None, num_nodes: in
         )
     shape = run.shape()
     fewest, most = _possible_ranks(found, run.rows)
-    ranks = shape[0] if shape else fewest if fewest == most else num_ranks
+    ranks = shape[0] if shape else num_ranks or (fewest if fewest >= most else None)
     if ranks is None:
         known = "" if most == math.inf else f" (by busbw over algbw {fewest:.0f} to {most:.0f})"
         raise InvalidInputError(
@@ -120,8 +120,8 @@ def _group(run: Run, op: Collective | None, num_ranks: int | None, num_nodes: in
         )
     if not fewest <= ranks <= most:
         raise InvalidInputError(
-            f"its count and busbw are those of {found} on {fewest:.0f} ranks at least and "
-            f"{most:.0f} at most, got {ranks}; check --op and --ranks",
+            f"its counts and busbw are not those of {found} on {ranks:.0f} ranks: that would be "
+            f"{fewest:.0f} at least and {most:.0f} at most; check --op and --ranks",
             where="ranks",
         )
     nodes = shape[1] if shape else num_nodes

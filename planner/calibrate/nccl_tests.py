@@ -79,8 +79,11 @@ _ELEMENT_BYTES: Final = {
 _PREFIX: Final = re.compile(
     r"\s*(?:\[[^\]]*\](?:<\w+>)?:?|[\w.-]+:(?=\s)|[\w.-]+\s*\||\d{4}-\d\d-\d\dT\S+)\s*"
 )
-_LIBRARY: Final = re.compile(r"(?:\[[^\]]*\] )?\S+:\d+:\d+ \[\d+\].*NCCL |NCCL version")
-_HALF_ROW: Final = re.compile(rf"\s*(\d+)\s+(\d+)\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)")
+_LIBRARY: Final = re.compile(r"(?:\[[^\]]*\] )?(\S+?):\d+:\d+ \[\d+\].*NCCL |NCCL version")
+_GLUED: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?|N/A")
+_HALF_ROW: Final = re.compile(
+    rf"\s*(\d{{1,18}})\s+(\d{{1,18}})\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)"
+)
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev")
 _BINARY: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _BEGINS: Final = re.compile(r"# nThread|[nr]ccl-tests|Using devices|test starting|size +count")
@@ -268,7 +271,7 @@ class _HalfRow:
 
 
 def _read_lines(text: bytes) -> tuple[list[Run], list[tuple[int, str]]]:
-    runs, bad = [Run()], []
+    runs, bad, hosts = [Run()], [], set[str]()
     half: _HalfRow | None = None
     in_table = False
 
@@ -281,12 +284,11 @@ def _read_lines(text: bytes) -> tuple[list[Run], list[tuple[int, str]]]:
                 bad.append((half.line, row))
 
     for number, whole in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
-        library = _LIBRARY.search(whole) or _CHOICE.search(whole) or _SPECIAL.search(whole)
-        if library:
-            _note_choice(whole, runs[-1])
-        line = whole[: library.start()] if library else whole
-        prefix = _PREFIX.match(line)
-        line = line[prefix.end() :] if prefix else line
+        prefix = _PREFIX.match(whole)
+        line = whole[prefix.end() :] if prefix else whole
+        if library := _LIBRARY.search(line) or _CHOICE.search(line) or _SPECIAL.search(line):
+            _note_choice(line, runs[-1])
+            line = _before(library, hosts)
         begun = _HALF_ROW.match(line)
         if begun:
             close()
@@ -303,6 +305,27 @@ def _read_lines(text: bytes) -> tuple[list[Run], list[tuple[int, str]]]:
             bad.append((number, f"no row of the table: {line.strip()[:60]!r}"))
     close()
     return runs, bad
+
+
+def _before(library: re.Match[str], hosts: set[str]) -> str:
+    """Return what stands before the library's words: half a row ends where their host begins.
+
+    Args:
+        library: Where they are.
+        hosts: Names of hosts that began a line; a new one is added.
+    """
+    before = library.string[: library.start()]
+    host = library[1] if library.re is _LIBRARY else None
+    if host is None:
+        return before
+    if not before.strip():
+        hosts.add(host)
+        return ""
+    for known in hosts:
+        if host.endswith(known):
+            return before + host.removesuffix(known)
+    glued = _GLUED.match(host)
+    return before + (glued[0] if glued else "")
 
 
 def _half_row(line: int, size: str, count: str, element: str, rest: str) -> _HalfRow:
@@ -367,10 +390,13 @@ def _row(half: _HalfRow, columns: Sequence[str]) -> Row | str:
     per_group = 8 if "i_min" in columns else 4
     has_root = len(half.figures) % per_group == 1
     figures = half.figures[has_root:]
-    if len(figures) not in (per_group, 2 * per_group):
+    are_figures = _figures(" ".join(figures)) is not None
+    if has_root and not re.fullmatch(r"-?\d+", half.figures[0]):
+        are_figures = False
+    if not are_figures or len(figures) not in (per_group, 2 * per_group):
         return (
-            f"{len(half.figures)} figures after the type ({' '.join(half.figures)[:60]}); need "
-            f"{per_group} for each of out-of-place and in-place"
+            f"after the type stands {' '.join(half.figures)[:60]!r}; need {per_group} figures out "
+            "of place and as many in place"
         )
     if "cputime" in columns:
         return "its time is the CPU's, not that of the call; measure without -C"
@@ -400,8 +426,8 @@ def _checked(row: Row, *, algbw: float, slack: float, wrong: float) -> Row | str
         slack: Its last digit, bytes/s.
         wrong: Elements with a wrong result; NaN = not checked.
     """
-    if row.size_bytes == 0:
-        return "size 0: nothing was moved"
+    if row.size_bytes <= 0:
+        return f"size {row.size_bytes}: nothing was moved"
     if not 0 < row.seconds < math.inf:
         return f"took {row.seconds * 1e6:g} us; need a time"
     if wrong >= 1:
@@ -445,7 +471,8 @@ def _read_json(text: bytes, source: str) -> tuple[list[Run], list[tuple[int, str
         run.binary = binary[1] if binary else ""
         config = document["config"]
         for device in config["devices"]:
-            run.hosts.setdefault(int(device["group"]), {})[int(device["rank"])] = device["hostname"]
+            ranks = run.hosts.setdefault(int(device["group"]), {})
+            ranks[int(device["rank"])] = str(device["hostname"])
         if len(run.hosts) == 1:
             per_process = int(config["nthreads"]) * int(config["ngpus"])
             run.num_ranks = len(config["devices"]) * per_process
