@@ -23,7 +23,7 @@ from rich.text import Text
 
 from planner import __version__
 from planner.cost.expert_load import parse_counts
-from planner.cost.expert_traffic import (
+from planner.cost.expert_strategies import (
     break_even,
     compare_strategies,
     dispatch_exits,

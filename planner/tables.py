@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from planner.cost.expert_traffic import BreakEven, Exits, Strategy
+from planner.cost.expert_strategies import BreakEven, Strategy
+from planner.cost.expert_traffic import Exits
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory

@@ -21,15 +21,13 @@ from planner.cost.expert_load import (
     replicated,
     skews,
 )
+from planner.cost.expert_strategies import Strategy, compare_strategies, expert_row
 from planner.cost.expert_traffic import (
-    Strategy,
-    compare_strategies,
     compute_break_even_rows,
     copies_per_token,
     dispatch_bytes,
     even_size_bytes,
     exits,
-    expert_row,
     load_assumptions,
     matrix_bound_s,
     move_break_even_steps,
@@ -395,9 +393,16 @@ def test_a_gather_to_the_hottest_rank_saves_nothing(asked: Any) -> None:
     found = strategies(asked, ep)
     gather, plain = found["gather_to_one"], found["all_to_all"]
     assert gather.exchange_bytes == plain.exchange_bytes
+    nothing_elsewhere = asked == load(1, 1, 0, 0, 0, 0, 0, 0)
+    assert (gather.total_s == plain.total_s) is nothing_elsewhere
     assert gather.total_s >= plain.total_s
-    if asked == load(1, 1, 0, 0, 0, 0, 0, 0):  # nothing goes anywhere else
-        assert gather.total_s == plain.total_s
+
+
+def test_a_copy_moves_its_weights_and_gradients_and_leaves_the_even_rows() -> None:
+    even, hot = (strategies(asked, ep=2) for asked in (None, load(3, 1, 1, 1, 1, 1, 0, 0)))
+    moved = hot["replicate"].exchange_bytes - even["all_to_all"].exchange_bytes
+    assert hot["replicate"].skew == pytest.approx(1)
+    assert moved == pytest.approx(3 * 4096 * 14336 * (2 + 4))  # bf16, fp32 gradients
 
 
 @pytest.mark.parametrize("ep", [2, 4, 8, 16, 32])
