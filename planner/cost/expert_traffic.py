@@ -17,16 +17,9 @@ import numpy as np
 
 from planner.cost.algorithms import members_below
 from planner.cost.collectives import calls_of, collective_terms, rate_of
-from planner.cost.expert_load import (
-    dropped_share,
-    expert_shares,
-)
+from planner.cost.expert_load import dropped_share, expert_shares
 from planner.cost.problem import Problem
-from planner.cost.work import (
-    expert_skews,
-    routed_rows,
-    sharded_tokens,
-)
+from planner.cost.work import expert_skews, routed_rows, sharded_tokens
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, inner_group, outer_group
 from planner.model.blocks import layer_kinds
