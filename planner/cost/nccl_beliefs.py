@@ -216,7 +216,21 @@ def nccl_pairs(
     sharp: bool,
     nvls: bool,
 ) -> list[Pair]:
-    """Return every pair in NCCL's order, which decides between equals."""
+    """Return every pair in NCCL's order, which decides between equals.
+
+    Args:
+        op: One of the five that NCCL chooses for.
+        degree: Ranks of every group, shape [groups]; likewise what follows.
+        reach: What it finds in a node.
+        graphs: Of the search.
+        architecture: Of the GPUs; one that is not known counts as Ampere.
+        gpudirect: Whether NICs read GPU memory. Taken for near enough for LL128 across nodes, which
+            wants a NIC behind the GPU's PCIe switch, or from Hopper on one that an NVLink reaches.
+        cpu: Of the hosts.
+        net_latency_s: That the network plugin reports.
+        sharp: Whether the network's switches reduce.
+        nvls: Whether NVLS is on.
+    """
     at_least_hopper = architecture in AT_LEAST_HOPPER
     setting = _Setting(
         op=op,

@@ -56,7 +56,8 @@ class DefaultChoice:
         algorithm: Index into ``ALGORITHMS``; a group of one, which does nothing, is a ring.
         protocol: Index into ``PROTOCOLS``.
         channels: Blocks of the GPU that move it; 0 where that is not modelled.
-        believed_s: What the library thinks it takes; NaN where it does not think.
+        believed_s: What the library thinks it takes, by its model's own protocol where RCCL's
+            ranges of bytes say another; NaN where it does not think.
     """
 
     algorithm: Column
@@ -90,6 +91,8 @@ def default_choice(
             75e-6 on p4d and p5, 35e-6 on p5en and p6.
         num_nics: Of a node; None as ``planner.cost.nccl_graphs`` assumes.
         cpu: Of the hosts, which bounds LL across nodes and adds to a ring's steps.
+
+    All keywords are NCCL's but ``num_nics``: RCCL's tables leave no room for the others.
 
     Raises:
         InvalidInputError: The library does not run ``op``, or a figure makes no sense.

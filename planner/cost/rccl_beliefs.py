@@ -4,9 +4,9 @@ Tables 0, 4, 5 and 6 of rocm-systems (projects/rccl/src/graph/tuning.cc, 2026): 
 not recognised, MI250X, MI300X, MI350X. On two nodes and more RCCL takes the algorithm that its
 model says and then the protocol by ranges of bytes (src/misc/rccl_wrap).
 
-Approximated: a ring over every link where RCCL has node models written by hand; table 4 for MI250X
-without NICs too; channels are those of rings, where RCCL sets them by size. Left out: its direct
-all_gather, MSCCL, and what gfx1200 does by itself.
+Approximated: a ring over every link where RCCL has node models written by hand; no two channels
+alike, as on a mesh; table 4 for MI250X without NICs too; AMD hosts; channels are those of rings,
+where RCCL sets them by size. Left out: its direct all_gather, MSCCL, what gfx1200 does by itself.
 """
 
 from dataclasses import dataclass
@@ -56,14 +56,15 @@ class _Table:
     Attributes:
         tree: All_reduce only.
         ring: All operations.
-        up_to_bytes: Of LL and of LL128, by operation, on two nodes and more: of a rank's share for
-            all but all_reduce; an operation that is missing keeps the model's protocol.
+        ranges_bytes: On two nodes and more, by operation: up to which LL goes, and from and up to
+            which LL128 goes before it; beyond is Simple. Of a rank's share but for all_reduce. An
+            operation that is missing keeps the model's protocol.
         ll_in_node_bytes: Of a rank's share, below which one node takes LL.
     """
 
     tree: _Algorithm
     ring: _Algorithm
-    up_to_bytes: dict[str, tuple[float, float]]
+    ranges_bytes: dict[str, tuple[float, float, float]]
     ll_in_node_bytes: dict[str, float]
 
 
@@ -111,7 +112,7 @@ _TABLE_0: Final = _Table(
             ),
         ),
     ),
-    up_to_bytes={},
+    ranges_bytes={},
     ll_in_node_bytes={},
 )
 _MI250X: Final = _Table(
@@ -144,7 +145,7 @@ _MI250X: Final = _Table(
             ),
         ),
     ),
-    up_to_bytes={},
+    ranges_bytes={},
     ll_in_node_bytes={},
 )
 _MI300X: Final = _Table(
@@ -168,12 +169,12 @@ _MI300X: Final = _Table(
             (*[0.1] * 22, 0.7, 0.2, 1, 1, 1),
         ),
     ),
-    up_to_bytes={
-        "reduce_scatter": (655_360, 3_211_264),
-        "all_gather": (98_304, 5_046_272),
-        "all_reduce": (524_288, 4_415_057),
-        "reduce": (4_096, 16_777_216),
-        "broadcast": (8_192, 33_554_432),
+    ranges_bytes={
+        "reduce_scatter": (655_360, 131_072, 3_211_264),
+        "all_gather": (98_304, 98_304, 5_046_272),
+        "all_reduce": (524_288, 524_288, 4_415_057),
+        "reduce": (4_096, 4_096, 16_777_216),
+        "broadcast": (8_192, 8_192, 33_554_432),
     },
     ll_in_node_bytes={"reduce_scatter": 352_128},
 )
@@ -198,17 +199,19 @@ _MI350X: Final = _Table(
             (*[0.1] * 20, 0.9, 0.1, 1, 0.1, 0.6, 1, 1),
         ),
     ),
-    up_to_bytes={
-        "reduce_scatter": (65_536, 8_388_608),
-        "all_gather": (65_536, 8_388_608),
-        "all_reduce": (262_144, 70_640_910),
-        "reduce": (16_383, 16_777_216),
-        "broadcast": (2_048, 16_777_216),
+    ranges_bytes={
+        "reduce_scatter": (65_536, 65_536, 8_388_608),
+        "all_gather": (65_536, 65_536, 8_388_608),
+        "all_reduce": (262_144, 262_144, 70_640_910),
+        "reduce": (16_383, 16_383, 16_777_216),
+        "broadcast": (2_048, 2_048, 16_777_216),
     },
     ll_in_node_bytes={"reduce_scatter": 1_048_576, "all_gather": 88_448},
 )
 _TABLES: Final = {"cdna2": _MI250X, "cdna3": _MI300X, "cdna4": _MI350X}
 _PCIE_US: Final[ByProtocol] = (2.2, 2.2, 5.7)
+# Of a step between nodes, on AMD's CPUs; three times that by Simple.
+_OVERHEAD_S: Final = 2e-6
 # Beyond two nodes LL128 reaches this much further in an all_reduce.
 _LL128_FACTOR: Final = 3.8
 
@@ -276,10 +279,12 @@ def _latency_s(
     if name == "tree":
         hops_s = tree_latency_s(reach, intra_s, inter_s)
     elif op in ("broadcast", "reduce"):
-        inside = intra_s
-        hops_s = num_steps(op, degree) * np.where(reach.nodes == 1, inside, inter_s)
+        by = table.tree if protocol == _SIMPLE else own
+        link_us = np.where(linked, by.link_us[protocol], _PCIE_US[protocol])
+        hop_us = np.where(reach.nodes == 1, link_us, by.network_us[protocol])
+        hops_s = num_steps(op, degree) * hop_us * 1e-6
     else:
-        overhead_s = 6e-6 if protocol == _SIMPLE else 2e-6  # AMD hosts
+        overhead_s = _OVERHEAD_S * (3 if protocol == _SIMPLE else 1)
         hops_s = ring_latency_s(
             op, reach, degree, intra_s=intra_s, inter_s=inter_s, overhead_s=overhead_s
         )
@@ -311,10 +316,12 @@ def rccl_protocol(
     share = size_bytes if op == "all_reduce" else size_bytes // degree
     in_node = table.ll_in_node_bytes.get(op, -1.0)
     protocol = np.where((nodes == 1) & (share <= in_node), _LL, protocol)
-    if op not in table.up_to_bytes:
+    if op not in table.ranges_bytes:
         return protocol
-    ll_bytes, ll128_bytes = table.up_to_bytes[op]
-    reaches = np.where(nodes > 2, _LL128_FACTOR if op == "all_reduce" else 1.0, 1.0) * ll128_bytes
-    ranged = np.where(share <= ll_bytes, _LL, _SIMPLE)
-    ranged = np.where(ll128 & (share > ll_bytes) & (share <= reaches), _LL128, ranged)
+    ll_most, ll128_least, ll128_most = table.ranges_bytes[op]
+    beyond = _LL128_FACTOR if op == "all_reduce" else 1.0
+    by_ll128 = (
+        ll128 & (share > ll128_least) & (share <= ll128_most * np.where(nodes > 2, beyond, 1))
+    )
+    ranged = np.where(by_ll128, _LL128, np.where(share <= ll_most, _LL, _SIMPLE))
     return np.where(nodes > 1, ranged, protocol)

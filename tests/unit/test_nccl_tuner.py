@@ -1,5 +1,6 @@
 """NCCL's own choice: against its logs, its source worked by hand, and what must hold of any row."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,6 @@ def names(choice: DefaultChoice) -> list[tuple[str, str]]:
     ]
 
 
-def believed_us(fabric: Fabric, size: int, **options: Any) -> float:
-    return float(chosen(fabric, [size], **options).believed_s[0]) * 1e6
-
-
 # ---------------------------------------------------------------------------- what logs say
 
 
@@ -87,6 +84,21 @@ def test_eight_h100_have_eight_heads_of_40_in_and_60_out_as_logged() -> None:
     nvls = graphs_of("hopper", reach_of(fabric, group_of(fabric), None)).nvls
     found = nvls.channels[0], nvls.intra_bytes_per_s[0] / 1e9, nvls.inter_bytes_per_s[0] / 1e9
     assert found == (8, 40, 60)
+
+
+def test_heads_across_nodes_share_links_with_one_more_than_they_are() -> None:
+    fabric = fabric_of("dgx-h100", 2)
+    nvls = graphs_of("hopper", reach_of(fabric, group_of(fabric), None)).nvls
+    found = nvls.channels[0], nvls.intra_bytes_per_s[0] / 1e9, nvls.inter_bytes_per_s[0] / 1e9
+    assert found == (8, 40, 48)  # 9 x 40 of 370.8, and NICs of 50
+
+
+def test_the_search_stops_at_half_the_best_speed() -> None:
+    fabric = fabric_of("dgx-h100")
+    links = np.array([59e9])  # five rings of 11 would carry more than one of 50
+    reach = reach_of(fabric, group_of(fabric), None)
+    ring = graphs_of("hopper", replace(reach, bytes_per_s=links, pair_bytes_per_s=links)).ring
+    assert (ring.channels[0], ring.intra_bytes_per_s[0] / 1e9) == (2, 25)
 
 
 def test_an_h200_node_takes_ring_ll_to_1_mib_and_nvls_from_2_as_logged() -> None:
@@ -124,32 +136,130 @@ def test_three_gb200_partitions_without_nvls_take_rings_for_16_gib() -> None:
 # ------------------------------------------------------------------- the source worked by hand
 
 
-def test_a_small_ring_of_eight_over_nvlink_is_believed_15_us() -> None:
-    assert believed_us(fabric_of("dgx-h100"), 8) == pytest.approx(6.6 + 14 * 0.6, abs=0.01)
+@dataclass(frozen=True)
+class Worked:
+    """A call worked out by hand: what is taken, microseconds before it moves, GB/s of its size."""
+
+    topology: str
+    num_nodes: int
+    size: int
+    taken: tuple[str, str]
+    latency_us: float
+    rate: float
+    op: Collective = "all_reduce"
+    per_node: int = 8
+    cpu: str = "intel"
 
 
-def test_nvls_of_eight_h100() -> None:
-    rate = 8 * 40 * 0.85 * 7 / 8 * 2 * 8 / 14  # GB/s
-    expected = 25 + GIB / (1e3 * rate)
-    assert believed_us(fabric_of("dgx-h100"), GIB) == pytest.approx(expected, rel=1e-6)
+WORKED = {
+    "ring LL over NVLink: 15.0 us": Worked(
+        "dgx-h100", 1, 8, ("ring", "ll"), 6.6 + 14 * 0.6, 141 * 8 / 14
+    ),
+    "NVLS": Worked("dgx-h100", 1, GIB, ("nvls", "simple"), 25, 8 * 40 * 0.85 * 7 / 8 * 2 * 8 / 14),
+    "NVLS trees": Worked(
+        "dgx-h100", 2, GIB, ("nvls_tree", "simple"), 25 + 2 * 20.9, 8 * 57.7 * 16 / 30
+    ),
+    "LL128, bound by channels": Worked(
+        "dgx-h100",
+        2,
+        8 * MIB,
+        ("ring", "ll128"),
+        14 + 14 * 1.9 + 4,
+        8 * 36.7 * 16 / 15,
+        op="all_gather",
+    ),
+    "plateau of rings, Intel": Worked(
+        "dgx-a100",
+        2,
+        128 * MIB,
+        ("ring", "simple"),
+        1.4 * (8.4 + 28 * 3.4 + 2 * 14),
+        8 * 24 * 16 / 30,
+    ),
+    "plateau of rings, AMD posts in 2 us": Worked(
+        "dgx-a100",
+        2,
+        128 * MIB,
+        ("ring", "simple"),
+        1.4 * (8.4 + 28 * 6 + 2 * 14),
+        8 * 24 * 16 / 30,
+        cpu="amd",
+    ),
+    "trees by LL, bound by the CPU, corrected by size": Worked(
+        "dgx-h100",
+        4,
+        16 * KIB,
+        ("tree", "ll"),
+        6.8 + 2 * (7 * 0.6 + 2 * 5),
+        20.4 * 0.5 * 0.7,
+    ),
+    "plain trees of one GPU a node": Worked(
+        "dgx-h100",
+        4,
+        16 * KIB,
+        ("tree", "ll"),
+        6.8 + 2 * 2 * 5,
+        2 * 24 * 0.92 / 3.8 * 0.85 * 0.5 * 0.7,
+        per_node=1,
+    ),
+    "PCIe behind a bus between CPUs": Worked(
+        "l40s-x8", 1, GIB, ("ring", "simple"), 8.4 + 14 * 5.7, 15 * 8 / 14
+    ),
+    "RCCL: LL before LL128, of which it believes the same": Worked(
+        "mi300x-8x400-roce", 1, 8, ("ring", "ll"), 12 + 14 * 0.8, 0.08 * 7 * 48 * 8 / 14
+    ),
+    "RCCL: LL helps broadcasts of a node": Worked(
+        "mi300x-8x400-roce",
+        1,
+        256 * KIB,
+        ("ring", "ll"),
+        12 + 8 * 0.8,
+        1.65 * 0.08 * 7 * 48,
+        op="broadcast",
+    ),
+}
 
 
-@pytest.mark.parametrize(("cpu", "inside_us"), [("intel", 3.4), ("amd", 6.0)])
-def test_large_rings_on_two_a100_nodes_pay_the_plateau(cpu: str, inside_us: float) -> None:
-    latency = 1.4 * (8.4 + 28 * inside_us + 2 * 14)
-    expected = latency + 128 * MIB / (1e3 * 8 * 24 * 16 / 30)
-    fabric = fabric_of("dgx-a100", 2)
-    assert names(chosen(fabric, [128 * MIB], cpu=cpu)) == [("ring", "simple")]
-    assert believed_us(fabric, 128 * MIB, cpu=cpu) == pytest.approx(expected, rel=1e-6)
+@pytest.mark.parametrize("case", WORKED.values(), ids=WORKED.keys())
+def test_beliefs_are_those_of_the_source_worked_by_hand(case: Worked) -> None:
+    fabric = fabric_of(case.topology, case.num_nodes)
+    place: dict[str, Any] = {
+        "op": case.op,
+        "degree": case.num_nodes * case.per_node,
+        "stride": 8 // case.per_node,
+        "cpu": case.cpu,
+    }
+    choice = chosen(fabric, [case.size], **place)
+    assert names(choice) == [case.taken]
+    expected_us = case.latency_us + case.size / (1e3 * case.rate)
+    assert float(choice.believed_s[0]) * 1e6 == pytest.approx(expected_us, rel=1e-6)
 
 
-def test_small_trees_on_four_h100_nodes_are_corrected_by_size() -> None:
-    rate = min(8 * 48 * 0.92, 8 * 36.0) / 3.8  # GB/s, below Intel's 20.4
-    rate = min(rate, 20.4) * 0.5 * 0.7  # 16 KiB is 2**8 * 64 B
-    expected = 6.8 + 2 * (7 * 0.6 + 2 * 5.0) + 16 * KIB / (1e3 * rate)
-    fabric = fabric_of("dgx-h100", 4)
-    assert names(chosen(fabric, [16 * KIB])) == [("tree", "ll")]
-    assert believed_us(fabric, 16 * KIB) == pytest.approx(expected, rel=1e-6)
+def test_trees_by_simple_pay_the_networks_latency_twice_a_step() -> None:
+    fabric = fabric_of("aws-p4d", 2)
+    quick = chosen(fabric, [GIB])
+    slow = chosen(fabric, [GIB], net_latency_s=75e-6)
+    assert names(quick) == names(slow) == [("tree", "simple")]
+    assert slow.believed_s[0] - quick.believed_s[0] == pytest.approx(2 * 2 * 75e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "num_nodes", "edges"),
+    [
+        # Bytes of a call up to which LL and LL128 go: RCCL's ranges are of a rank's share.
+        ("reduce_scatter", 2, (16 * 131_072, 16 * 3_211_264)),
+        ("all_gather", 2, (16 * 98_304, 16 * 5_046_272)),
+        ("all_reduce", 2, (524_288, 4_415_057)),
+        ("all_reduce", 4, (524_288, 16_777_216)),
+    ],
+)
+def test_rccl_takes_protocols_by_ranges_of_bytes(
+    op: Collective, num_nodes: int, edges: tuple[int, int]
+) -> None:
+    fabric = fabric_of("mi300x-8x400-roce", num_nodes)
+    sizes = [edges[0], edges[0] + 64, edges[1], edges[1] + 64]
+    found = [protocol for _, protocol in names(chosen(fabric, sizes, op=op))]
+    assert found == ["ll", "ll128", "ll128", "simple"]
 
 
 def test_ring_ll_takes_a_channel_per_512_threads_with_64_bytes_each() -> None:
@@ -158,11 +268,14 @@ def test_ring_ll_takes_a_channel_per_512_threads_with_64_bytes_each() -> None:
 
 
 def test_pat_is_for_one_gpu_a_node() -> None:
-    fabric = fabric_of("dgx-h100", 4)
+    fabric = fabric_of("dgx-h100", 4)  # behind a network so slow that two a node would want it
     for op in ("all_gather", "reduce_scatter"):
-        spread = chosen(fabric, SIZES, op=op, degree=4, stride=8)
-        assert ("pat", "simple") in names(spread)
-        assert ("pat", "simple") not in names(chosen(fabric, SIZES, op=op))
+        one, two = (
+            names(chosen(fabric, SIZES, op=op, degree=d, stride=32 // d, net_latency_s=75e-6))
+            for d in (4, 8)
+        )
+        assert ("pat", "simple") in one
+        assert ("pat", "simple") not in two
 
 
 def test_large_gathers_of_one_node_stay_rings() -> None:
