@@ -1,6 +1,7 @@
 """NCCL's own choice: against its logs, its source worked by hand, and what must hold of any row."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ COLLECTIVES: tuple[Collective, ...] = (
 )
 
 
+@cache
 def fabric_of(name: str, num_nodes: int = 1) -> Fabric:
     return compile_fabric(load_topology(name), num_nodes)
 
