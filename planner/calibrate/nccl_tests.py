@@ -6,9 +6,7 @@ own lines between or inside rows, and the JSON of ``--output_file`` (nccl-tests 
 nccl-tests prints the first half of a row before it measures, so a log with ``NCCL_DEBUG=INFO`` on
 the same stream has the halves lines apart: a row lasts until something else begins.
 
-Of NCCL's lines those of ``NCCL_DEBUG_SUBSYS=TUNING`` say by which algorithm a size was run
-(src/enqueue.cc). Until 2.22 they have numbers and S, from then on names and what one rank gives,
-which of all_gather and its like is S over the ranks. Lines that cannot be read are kept by number.
+Lines that cannot be read are kept by number, with what is wrong with them.
 """
 
 import math
@@ -18,56 +16,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from planner.calibrate.nccl_choices import OPS, Choice, choice_in
 from planner.documents import parse_json
 from planner.errors import InvalidInputError
-from planner.plan import Algorithm, Collective, Method
+from planner.plan import Collective, Method
 
 __all__ = ["SHARED_OUT", "Log", "Row", "Run", "element_bytes", "read_log"]
 
 # Operations whose count is one rank's part of S (nccl-tests, doc/PERFORMANCE.md).
 SHARED_OUT: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
-# By the name of the binary without "_perf", and of NCCL's function, in small letters.
-_OPS: Final[dict[str, Collective]] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "sendrecv": "send_recv",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-}
-_ALGORITHMS: Final[dict[str, Algorithm]] = {
-    "tree": "tree",
-    "ring": "ring",
-    "collnetdirect": "collnet",
-    "collnetchain": "collnet",
-    "nvls": "nvls",
-    "nvlstree": "nvls_tree",
-    "pat": "pat",
-}
-# Of buffers that are registered as windows (src/sym_kernels.cc); of other kernels there is no name.
-_KERNELS: Final[dict[str, Algorithm]] = {
-    "AllReduce_AGxLL_R": "one_shot",
-    "AllReduce_RSxLD_AGxST": "two_shot",
-    "AllReduce_RSxTmaLD_AGxTmaST": "two_shot",
-    "AllReduce_RSxLDMC_AGxSTMC": "nvls",
-    "AllGather_LL": "direct",
-    "AllGather_ST": "direct",
-    "AllGather_TmaST": "direct",
-    "AllGather_LLMC": "nvls",
-    "AllGather_STMC": "nvls",
-    "AllGather_TmaSTMC": "nvls",
-    "ReduceScatter_LL": "direct",
-    "ReduceScatter_LD": "direct",
-    "ReduceScatter_TmaLD": "direct",
-    "ReduceScatter_LDMC": "nvls",
-}
 _ELEMENT_BYTES: Final = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
@@ -85,17 +43,17 @@ _HALF_ROW: Final = re.compile(
     rf"\s*(\d{{1,18}})\s+(\d{{1,18}})\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)"
 )
 _RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev")
-_BINARY: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
+# Hypercube and alltoallv are benchmarks, too, of no operation here.
+_BINARY: Final = re.compile(rf"\b({'|'.join(OPS)}|hypercube|alltoallv)_perf")
 _BEGINS: Final = re.compile(r"# nThread|[nr]ccl-tests|Using devices|test starting|size +count")
 _FIGURE: Final = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)|N/A", re.IGNORECASE)
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
-_CHOICE: Final = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto \w+ (channel|time)")
-_SPECIAL: Final = re.compile(r"(\w+) \[(Copy Engine|Symmetric)\]: (\d+) Bytes -> (?:Kernel (\w+))?")
 
 # algbw is S over time; more between what is printed is a slip of columns.
 _BANDWIDTH_SLACK: Final = 0.05
 _MAX_COMPLAINTS: Final = 20
 _MAX_LINES: Final = 8
+_LONGEST_LINE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +90,7 @@ class Run:
         hosts: By group (of a split communicator) and rank.
         num_ranks: Where the log counts ranks without listing all.
         rows: Those that could be read.
-        choices: How the library ran (operation, or None for any; bytes; whether these are one
-            rank's): usually by one method, None = by one that has no name here.
+        choices: How the library says that it ran sizes.
         columns: Of its table's head; empty without one.
     """
 
@@ -141,9 +98,7 @@ class Run:
     hosts: dict[int, dict[int, str]] = field(default_factory=dict)
     num_ranks: int | None = None
     rows: list[Row] = field(default_factory=list)
-    choices: dict[tuple[Collective | None, int, bool], set[Method | None]] = field(
-        default_factory=dict
-    )
+    choices: set[Choice] = field(default_factory=set)
     columns: tuple[str, ...] = ()
 
     @property
@@ -153,13 +108,13 @@ class Run:
         Raises:
             InvalidInputError: It is none that is planned with.
         """
-        if self.binary and self.binary not in _OPS:
+        if self.binary and self.binary not in OPS:
             raise InvalidInputError(
                 f"{self.binary}_perf: no operation of this planner; leave this log out: known are "
-                f"{', '.join(sorted(set(_OPS.values())))}",
+                f"{', '.join(sorted(set(OPS.values())))}",
                 where="nccl_tests",
             )
-        return _OPS[self.binary] if self.binary else None
+        return OPS[self.binary] if self.binary else None
 
     def shape(self) -> tuple[int, int] | None:
         """Return (ranks, nodes) of its groups; None if ranks are not listed.
@@ -186,10 +141,10 @@ class Run:
         """Return how the library ran a size; None if it did not say, or said several."""
         shared = num_ranks if op in SHARED_OUT else 1
         said = {
-            method
-            for (of, size, is_part), methods in self.choices.items()
-            for method in methods
-            if of in (op, None) and size * (shared if is_part else 1) == size_bytes
+            choice.method
+            for choice in self.choices
+            if choice.op in (op, None)
+            and choice.size_bytes * (shared if choice.is_part else 1) == size_bytes
         }
         return said.pop() if len(said) == 1 else None
 
@@ -284,11 +239,17 @@ def _read_lines(text: bytes) -> tuple[list[Run], list[tuple[int, str]]]:
                 bad.append((half.line, row))
 
     for number, whole in enumerate(text.decode("utf-8", "replace").splitlines(), 1):
+        if len(whole) > _LONGEST_LINE:
+            bad.append((number, f"longer than {_LONGEST_LINE} characters"))
+            continue
         prefix = _PREFIX.match(whole)
         line = whole[prefix.end() :] if prefix else whole
-        if library := _LIBRARY.search(line) or _CHOICE.search(line) or _SPECIAL.search(line):
-            _note_choice(line, runs[-1])
+        if choice := choice_in(line):
+            runs[-1].choices.add(choice)
+        if library := "NCCL" in line and _LIBRARY.search(line):
             line = _before(library, hosts)
+        elif choice:
+            line = ""
         begun = _HALF_ROW.match(line)
         if begun:
             close()
@@ -314,8 +275,7 @@ def _before(library: re.Match[str], hosts: set[str]) -> str:
         library: Where they are.
         hosts: Names of hosts that began a line; a new one is added.
     """
-    before = library.string[: library.start()]
-    host = library[1] if library.re is _LIBRARY else None
+    before, host = library.string[: library.start()], library[1]
     if host is None:
         return before
     if not before.strip():
@@ -358,31 +318,6 @@ def _note_head(line: str, run: Run) -> bool:
         return False
     run.columns = tuple(words[1:])
     return True
-
-
-def _note_choice(line: str, run: Run) -> None:
-    """Take what the library says of how it runs a size."""
-    if choice := _CHOICE.search(line):
-        name, size, algorithm, form = choice.groups()
-        known = [*_ALGORITHMS.values()]
-        if algorithm.isdigit():
-            found = known[int(algorithm)] if int(algorithm) < len(known) else None
-        else:
-            found = _ALGORITHMS.get(algorithm.lower().replace("_", ""))
-        method = Method(found) if found else None
-        is_part = form == "channel"
-    elif special := _SPECIAL.search(line):
-        name, form, size, kernel = special.groups()
-        is_part = True
-        if form == "Copy Engine":
-            method = Method("copy_engine", "nccl_zero_cta")
-        else:
-            method = Method(_KERNELS[kernel]) if kernel in _KERNELS else None
-    else:
-        return
-    if name is None or name.lower() in _OPS:
-        op = _OPS[name.lower()] if name else None
-        run.choices.setdefault((op, int(size), is_part), set()).add(method)
 
 
 def _row(half: _HalfRow, columns: Sequence[str]) -> Row | str:
