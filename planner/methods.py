@@ -8,7 +8,14 @@ from typing import Final, Literal
 
 from planner.plan import Algorithm, Collective, Method
 
-__all__ = ["LIBRARY_RULES", "OWN_METHODS", "LibraryRule", "Need", "library_rules"]
+__all__ = [
+    "LIBRARY_RULES",
+    "OTHER_METHODS",
+    "OWN_METHODS",
+    "LibraryRule",
+    "Need",
+    "library_rules",
+]
 
 # What a call needs of the machine: switches inside a domain that copy and reduce, several units of
 # GPUs, switches of the network that reduce.
@@ -90,6 +97,37 @@ LIBRARY_RULES: Final[dict[str, tuple[LibraryRule, ...]]] = {
         LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "ring", "gloo/allreduce.cc"),
         LibraryRule(("broadcast",), "tree", "gloo/broadcast.cc: binomial"),
         *_SENDS,
+    ),
+}
+
+
+# What others run on GPUs beside the library, inside one domain whose members map each other's
+# memory: priced, and planned by nobody here.
+_PEER_KERNELS: Final = "vLLM's custom all-reduce; NCCL 2.30's contributed LSA kernels"
+OTHER_METHODS: Final[dict[str, dict[Collective, tuple[tuple[Method, str], ...]]]] = {
+    "nccl": {
+        "all_reduce": (
+            (Method("one_shot"), _PEER_KERNELS),
+            (Method("two_shot"), _PEER_KERNELS),
+        ),
+        **dict.fromkeys(
+            ("all_gather", "all_to_all", "gather", "scatter"),
+            (
+                (
+                    Method("copy_engine", "nccl_zero_cta"),
+                    "NCCL 2.28 and later, CTA policy zero, symmetric windows; nothing is reduced",
+                ),
+            ),
+        ),
+    },
+    "rccl": dict.fromkeys(
+        ("all_gather", "reduce_scatter"),
+        (
+            (
+                Method("copy_engine", "mori"),
+                "mori: SDMA engines, the WORLD group of one node (DeepSpeed#7999)",
+            ),
+        ),
     ),
 }
 

@@ -9,7 +9,7 @@ broadcast, reduce and send_recv, the whole tensor of all_gather, reduce_scatter,
 ==================  ===============================  ============================================
 algorithm           hops on level i                  bytes out of a unit of b members
 ==================  ===============================  ============================================
-ring, one pass      n/b - n/m                        S (n-1)/n
+ring, one pass      n/b - n/m; one less below        S (n-1)/n
 ring, broadcast     n/b - n/m; so is a reduce        S; executor: after pieces fill the chain
 halving_doubling    log2(m/b) a pass                 S (1 - b/n) a pass
 tree (all_reduce)   2 (m-1) inside, 2 log2(m/b)      ``_double_tree``: 2 S, of two units S
@@ -123,6 +123,8 @@ def phases(
         return _binomial(group, size_bytes)
     if (done, method) == ("broadcast", Method("ring", "executor")):
         return _chain_of_pieces(done, group, size_bytes)
+    if method.algorithm == "copy_engine" and method.path != "shm":
+        return [_by_engines(done, group, size_bytes)]
     return _FLAT[method.algorithm](done, group, size_bytes)
 
 
@@ -175,6 +177,17 @@ def _steps(group: Group) -> list[Column]:
     return [n / b - n / m for b, m in _spans(group)]
 
 
+def _ring_hops(group: Group) -> list[Column]:
+    """Return the edges that the last piece of a pass crosses: all but one of the shortest."""
+    n, found = group.degree, []
+    left_out = np.zeros(len(n), dtype=bool)
+    for part in _ring_edges(group):
+        is_first = (part > 0) & ~left_out
+        found.append(n * part - is_first)
+        left_out |= is_first
+    return found
+
+
 def _ring_edges(group: Group) -> list[Column]:
     """Return the part of a ring's edges that lies on each level; it closes on the highest."""
     n = group.degree
@@ -185,7 +198,8 @@ def _ring(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     if op in ("broadcast", "reduce"):
         return [_chain(group, size_bytes)]
     over_each_edge = size_bytes * (group.degree - 1) / group.degree
-    one_pass = _evenly(group, _steps(group), [over_each_edge * part for part in _ring_edges(group)])
+    sent = [over_each_edge * part for part in _ring_edges(group)]
+    one_pass = _evenly(group, _ring_hops(group), sent)
     own = 0.0 if op == "all_reduce" else size_bytes / group.degree
     return [replace(one_pass, own=own)] * PASSES[op]
 
@@ -412,6 +426,12 @@ def _copy_engine(op: Collective, group: Group, size_bytes: Column) -> list[Phase
     moved = PASSES.get(op, 1) * size_bytes * (group.degree - 1) / group.degree
     sizes = [moved, *outer]
     return [Phase(group, [barriers, *outer], sizes, sizes, family="copy")]
+
+
+def _by_engines(op: Collective, group: Group, size_bytes: Column) -> Phase:
+    """Copies by DMA engines of GPUs: each member to every other."""
+    moved = PASSES.get(op, 1) * size_bytes * (group.degree - 1.0) / group.degree
+    return _in_domain(group, _one_hop(group), moved)
 
 
 _FLAT: Final[dict[str, Callable[[Collective, Group, Column], list[Phase]]]] = {

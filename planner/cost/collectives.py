@@ -58,6 +58,8 @@ __all__ = [
 ]
 
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
+# Paths that see the levels as the library's calls do.
+_LIKE_LIBRARY: Final[tuple[CallPath, ...]] = ("library", "nccl_zero_cta", "mori")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def calls_of(fabric: Fabric, op: Collective, path: CallPath) -> CallLevels:
         if (measured.op, measured.path) == (op, path):
             return measured
     issue_s = MESSAGE_ISSUE_S[fabric.library].value
-    if path == "library":
+    if path in _LIKE_LIBRARY:
         return CallLevels(op, path, fabric.levels, issue_s)
     alpha, rate = PATH_ALPHA[path].value, PATH_RATE[path].value
     levels = tuple(
@@ -171,7 +173,7 @@ def calls_of(fabric: Fabric, op: Collective, path: CallPath) -> CallLevels:
 
 def lines_of(fabric: Fabric, path: CallPath, family: Family) -> tuple[Protocol, ...]:
     """Return the protocols that calls of a family may take: the library's own, or the one line."""
-    if path == "library" and fabric.protocols is not None:
+    if path in _LIKE_LIBRARY and fabric.protocols is not None:
         return fabric.protocols.lines[family]
     return (Protocol("simple", COLLECTIVE_LAUNCH_S[fabric.library].value),)
 

@@ -13,30 +13,26 @@ by ``benchmarks/fit_collectives.py``, which writes it; each entry says from what
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from planner.hardware.gpus import Architecture
-from planner.plan import Algorithm
 
-__all__ = ["FAMILY_OF", "Family", "Protocol", "Protocols", "protocols_of"]
+__all__ = [
+    "Family",
+    "Protocol",
+    "Protocols",
+    "protocols_by_key",
+    "protocols_from",
+    "protocols_key",
+    "protocols_of",
+]
 
 # ring: from neighbour to neighbour, in rings, chains and trees; switch: NVSwitches reduce and copy;
 # direct: grouped sends; copy: kernels or engines that load and store in peers' memory.
 Family = Literal["ring", "switch", "direct", "copy"]
-FAMILY_OF: Final[dict[Algorithm, Family]] = {
-    "nvls": "switch",
-    "nvls_tree": "switch",
-    "direct": "direct",
-    "pairwise": "direct",
-    "point_to_point": "direct",
-    "deduplicated": "direct",
-    "one_shot": "copy",
-    "two_shot": "copy",
-    "copy_engine": "copy",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +76,45 @@ class Protocols:
         """Share of the line that large rings take: what a measured level's rate is of."""
         return max(line.share for line in self.lines["ring"])
 
+    def only(self, name: str) -> "Protocols":
+        """Return the lines of the protocol ``name``, in families that have it."""
+        kept = {
+            family: tuple(line for line in lines if line.name.split(",")[0] == name) or lines
+            for family, lines in self.lines.items()
+        }
+        return replace(self, lines=kept)
+
 
 def protocols_of(architecture: Architecture, kind: str) -> Protocols | None:
     """Return the lines of GPUs of an architecture joined by links of ``kind``; None: not known.
 
-    An architecture that nobody measured has those of the nearest that was, as its source says.
+    An architecture that nobody measured has those of the nearest that was, as its source says;
+    GPUs that only a network joins have those of their architecture's own links.
     """
-    return _read().get(f"{architecture}/{kind}")
+    key = protocols_key(architecture, kind)
+    return None if key is None else protocols_by_key()[key]
+
+
+def protocols_key(architecture: Architecture, kind: str) -> str | None:
+    """Return the entry of ``protocols.json`` whose lines such GPUs have, if any."""
+    for one in (kind, "nvlink", "xgmi", "pcie"):
+        if f"{architecture}/{one}" in _entries():
+            key = f"{architecture}/{one}"
+            return str(_entries()[key].get("as", key))
+    return None
 
 
 @cache
-def _read() -> dict[str, Protocols]:
+def _entries() -> dict[str, Any]:
     text = resources.files("planner.hardware").joinpath("protocols.json").read_text("utf-8")
-    found: dict[str, Protocols] = {}
-    for key, values in json.loads(text).items():
-        found[key] = found[values["as"]] if "as" in values else protocols_from(values)
+    found: dict[str, Any] = json.loads(text)
     return found
+
+
+@cache
+def protocols_by_key() -> dict[str, Protocols]:
+    """Return all lines that were fitted, by architecture and kind of link."""
+    return {key: protocols_from(e) for key, e in _entries().items() if "as" not in e}
 
 
 def protocols_from(values: Mapping[str, Any]) -> Protocols:

@@ -7,23 +7,25 @@ call and choice of methods are priced in one vectorised call.
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import choose, library_methods
+from planner.cost.collectives import Choice, choose, library_methods
 from planner.errors import InvalidInputError
-from planner.layout.groups import lay_group
-from planner.methods import OWN_METHODS
+from planner.hardware.protocols import Protocols, protocols_key
+from planner.layout.candidates import Column
+from planner.layout.groups import Group, lay_group
+from planner.methods import OTHER_METHODS, OWN_METHODS
 from planner.plan import Collective, Method
 from planner.topology.compile import compile_fabric
 from planner.topology.fabric import Fabric
 from planner.validate.machines import Machine, machine_document, machine_of
 from planner.validate.rows import Question
 
-__all__ = ["Prediction", "is_forced", "predict", "predictions_csv"]
+__all__ = ["Batch", "Prediction", "batches_of", "is_forced", "predict", "predictions_csv"]
 
 # Words that say that the library chose.
 _BY_LIBRARY: Final = {"-", "auto", "default", "baseline", "nccl", "rccl", "hccl", "oneccl"}
@@ -68,28 +70,96 @@ class Prediction:
     skipped_reason: str = ""
 
 
-def predict(questions: Sequence[Question]) -> list[Prediction]:
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Questions that differ in their ranks and sizes alone.
+
+    Attributes:
+        numbers: Of the questions, by position.
+        fabric: Of their machine; of the protocols those that the source names.
+        assumptions: What the columns leave open, in sentences.
+        op: Operation.
+        methods: Of which the library is taken to choose the cheapest.
+        protocol: That the source names; empty = any.
+        group: The groups, shape [rows].
+        size_bytes: S, shape [rows].
+    """
+
+    numbers: tuple[int, ...]
+    fabric: Fabric
+    assumptions: tuple[str, ...]
+    op: Collective
+    methods: tuple[Method, ...]
+    protocol: str
+    group: Group
+    size_bytes: Column
+
+    def seconds(self, protocols: Protocols | None = None) -> Choice:
+        """Return the cheapest method of every row, by other protocols where they are given.
+
+        Curves that the fabric carries count only where they are not.
+        """
+        fabric = self.fabric
+        if protocols is not None:
+            lines = protocols.only(self.protocol) if self.protocol else protocols
+            fabric = replace(fabric, protocols=lines, curves=())
+        return choose(self.op, fabric, self.group, self.size_bytes, self.methods)
+
+
+def predict(
+    questions: Sequence[Question], protocols: Mapping[str, Protocols] | None = None
+) -> list[Prediction]:
     """Return a prediction for each question, in their order.
 
     Args:
         questions: As ``planner.validate.rows.without_outcomes`` makes them.
+        protocols: Lines to price by, by key; None: those of the product.
     """
+    batches, said = batches_of(questions)
+    for batch in batches:
+        key = protocols_key(batch.fabric.architecture, batch.fabric.levels[0].kind)
+        found = batch.seconds(None if protocols is None or key is None else protocols[key])
+        for number, time_s, index in zip(
+            batch.numbers, found.seconds.tolist(), found.index.tolist(), strict=True
+        ):
+            method, name = batch.methods[index], questions[number].id
+            said[number] = (
+                Prediction(name, time_s, method, batch.assumptions)
+                if np.isfinite(time_s)
+                else Prediction(name, None, skipped_reason=f"{method} cannot run here")
+            )
+    return [said[number] for number in range(len(questions))]
+
+
+def batches_of(questions: Sequence[Question]) -> tuple[list[Batch], dict[int, Prediction]]:
+    """Return the questions that can be priced, and for the others, by position, why not."""
     said: dict[int, Prediction] = {}
-    alike = defaultdict[tuple[Machine, Collective, tuple[Method, ...]], list[int]](list)
+    alike = defaultdict[tuple[Machine, Collective, tuple[Method, ...], str], list[int]](list)
     built = {machine: _built(machine) for machine in dict.fromkeys(map(machine_of, questions))}
     for number, question in enumerate(questions):
         machine = machine_of(question)
         try:
             fabric, _ = _fabric(built[machine], question)
-            alike[machine, question.op, _methods(question, fabric)].append(number)
+            methods = _methods(question, fabric)
+            alike[machine, question.op, methods, _protocol(question)].append(number)
         except InvalidInputError as exc:
             said[number] = Prediction(question.id, None, skipped_reason=str(exc))
-    for (machine, _, methods), numbers in alike.items():
-        asked = [questions[number] for number in numbers]
-        fabric, assumptions = _fabric(built[machine], asked[0])
-        found = _priced(asked, fabric, methods, assumptions)
-        said.update(zip(numbers, found, strict=True))
-    return [said[number] for number in range(len(questions))]
+    found = []
+    for (machine, op, methods, protocol), numbers in alike.items():
+        fabric, assumptions = _fabric(built[machine], questions[numbers[0]])
+        if protocol and fabric.protocols is not None:
+            fabric = replace(fabric, protocols=fabric.protocols.only(protocol))
+        degree = np.array([questions[number].num_ranks for number in numbers])
+        size = np.array([questions[number].size_bytes for number in numbers], dtype=float)
+        group = lay_group(fabric, degree, np.ones_like(degree))
+        found.append(Batch(tuple(numbers), fabric, assumptions, op, methods, protocol, group, size))
+    return found, said
+
+
+def _protocol(question: Question) -> str:
+    """Return the protocol that the source names; empty = any."""
+    named = question.protocol.lower().partition("(")[0].strip()
+    return named if named in ("ll", "ll128", "simple") else ""
 
 
 def is_forced(question: Question) -> bool:
@@ -163,31 +233,11 @@ def _methods(question: Question, fabric: Fabric) -> tuple[Method, ...]:
     named = _named(question)
     if named not in _NAMED:
         raise InvalidInputError(f"no method is known for {question.algorithm!r}", where="algorithm")
-    priced = (*own, *OWN_METHODS[library].get(op, ()))
+    others = (method for method, _ in OTHER_METHODS.get(library, {}).get(op, ()))
+    priced = (*own, *OWN_METHODS[library].get(op, ()), *others)
     found = tuple(method for method in _NAMED[named] if method in priced)
     if not found:
         raise InvalidInputError(
             f"{question.algorithm!r} is not priced for {op} of {library}", where="algorithm"
         )
     return found
-
-
-def _priced(
-    questions: Sequence[Question],
-    fabric: Fabric,
-    methods: tuple[Method, ...],
-    assumptions: tuple[str, ...],
-) -> list[Prediction]:
-    """Return the seconds of questions that differ in their ranks and sizes alone."""
-    degree = np.array([question.num_ranks for question in questions])
-    group = lay_group(fabric, degree, np.ones_like(degree))
-    sizes = np.array([question.size_bytes for question in questions], dtype=float)
-    found = choose(questions[0].op, fabric, group, sizes, methods)
-    return [
-        Prediction(question.id, time_s, methods[index], assumptions)
-        if np.isfinite(time_s)
-        else Prediction(question.id, None, skipped_reason=f"{methods[index]} cannot run here")
-        for question, time_s, index in zip(
-            questions, found.seconds.tolist(), found.index.tolist(), strict=True
-        )
-    ]

@@ -54,6 +54,8 @@ _STANDARD_NICS: Final[tuple[tuple[str, float, float], ...]] = (
 _EFA_V1: Final = 35.4e-6, "a hop of 73 us as on p4de; aws-ofi-nccl 2daf7d30 reports 75 us"
 _EFA_V2: Final = 13.4e-6, "a hop of 29 us as on p5; aws-ofi-nccl 2daf7d30 reports 75 us"
 _EFA_V3: Final = 12e-6, "nine tenths of p5's, as 18 us to 20 in aws-ofi-nccl's own tuning model"
+_ROCE: Final = 6.4e-6, "a hop of 15 us: a small all_gather over two A3 Ultra nodes takes 54 us"
+_EMERALD_RAPIDS: Final = "GenuineIntel 6 207"
 _OLD_GPUS: Final = ("pascal", "volta", "turing", "ampere")
 
 _JOINTS: Final[dict[str, Joint]] = {
@@ -330,7 +332,7 @@ class _Builder:
             first_gpu = -(-number * len(gpus) // len(switches))
             self._link_pcie(switch, cpus[cpu_of[first_gpu]])
         if len(cpus) > 1:
-            rate, source = cpu_link(None)
+            rate, source = cpu_link(self._cpu_model())
             self._link("cpu", "cpu", "smp", rate, CPU_LATENCY_S, source, pattern="all")
             if self.joint in ("pcie", "pairs"):
                 self.said.append(f"between the two CPUs of a node: {source}")
@@ -340,6 +342,10 @@ class _Builder:
     def _link_pcie(self, part: str, above: str) -> None:
         source = f"PCIe of {self.model.name}. {PCIE_LATENCY_SOURCE}"
         self._link(part, above, "pcie", self._pcie_rate(), PCIE_LATENCY_S, source)
+
+    def _cpu_model(self) -> str | None:
+        """Return CPUs of the time of the GPU where that is later than what is assumed anyway."""
+        return _EMERALD_RAPIDS if self.model.architecture == "blackwell" else None
 
     def _pcie_rate(self) -> float:
         stated = self.machine.intra_bytes_per_s
@@ -430,6 +436,8 @@ class _Builder:
 
     def _nic_latency(self, rate: float) -> tuple[float, str]:
         plugin = self.machine.plugin
+        if plugin == "gib":
+            return _ROCE[0], f"Latency: {_ROCE[1]}"
         if plugin != "aws-ofi-nccl":
             return nic_latency(self.model, over_tcp=plugin == "tcpx")
         if self.model.architecture in _OLD_GPUS:
