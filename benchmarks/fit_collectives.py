@@ -93,7 +93,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = Path("benchmarks/data/collectives.csv")
     parser.add_argument("csv", type=Path, nargs="?", default=default)
-    parser.add_argument("--write", action="store_true", help="write planner/hardware/protocols.json")
+    parser.add_argument(
+        "--write", action="store_true", help="write planner/hardware/protocols.json"
+    )
     return parser.parse_args()
 
 

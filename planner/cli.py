@@ -719,16 +719,27 @@ def validate_collectives(
         bool,
         typer.Option("--refit", help="Predict each machine by a fit on the others: minutes."),
     ] = False,
+    with_curves: Annotated[
+        bool,
+        typer.Option("--with-curves", help="Use the measured curves of known boards, as plans do."),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict measured collectives from what is known of their machines alone, and score it."""
     rows = read_rows(_read_bytes(table), source=table)
+    if refit and with_curves:
+        raise InvalidInputError(
+            "--refit with --with-curves: a machine that was left out would be predicted by its own "
+            "curves; give one of them",
+            where="--refit",
+        )
     if refit:
         from planner.validate.fit import leave_one_out  # scipy doubles the start
 
         found = leave_one_out(rows, protocols_by_key())
     else:
-        found = predict([without_outcomes(row) for row in rows])
+        questions = [without_outcomes(row) for row in rows]
+        found = predict(questions, with_curves=with_curves)
     _write(predictions, predictions_csv(found).rstrip("\n"))
     scores = score(rows, found)
     if as_json:

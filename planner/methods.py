@@ -14,6 +14,7 @@ __all__ = [
     "OWN_METHODS",
     "LibraryRule",
     "Need",
+    "is_validated",
     "library_rules",
 ]
 
@@ -130,6 +131,26 @@ OTHER_METHODS: Final[dict[str, dict[Collective, tuple[tuple[Method, str], ...]]]
         ),
     ),
 }
+
+
+# What published measurements on GPUs, or the emulated clusters of docs/lab.md, were compared with.
+# The rest is priced by the same physics, and nobody knows how well.
+_VALIDATED: Final[frozenset[tuple[Collective, Algorithm]]] = frozenset(
+    {
+        *(("all_reduce", algorithm) for algorithm in ("ring", "tree", "nvls", "nvls_tree")),
+        *(("all_reduce", algorithm) for algorithm in ("one_shot", "two_shot")),
+        *((op, "ring") for op in ("all_gather", "reduce_scatter", "broadcast", "reduce")),
+        ("all_to_all", "direct"),
+        ("send_recv", "point_to_point"),
+    }
+)
+
+
+def is_validated(library: str, op: Collective, method: Method) -> bool:
+    """Return whether the price of such a call was ever compared with a measured one."""
+    if library == "gloo":  # all of its calls and ours are in docs/lab.md
+        return op != "reduce"
+    return method.path == "library" and (op, method.algorithm) in _VALIDATED
 
 
 def library_rules(library: str, op: Collective) -> tuple[LibraryRule, ...]:

@@ -20,6 +20,7 @@ __all__ = [
     "AXES",
     "Algorithm",
     "Axis",
+    "Basis",
     "BatchSplit",
     "Breakdown",
     "Calibration",
@@ -426,6 +427,11 @@ class SizeThreshold(Document):
     path: CallPath = "library"
 
 
+# measured: by a curve of the same call on such nodes; modelled: by a model whose kind was compared
+# with published measurements; not validated: modelled, and no data says how well.
+Basis = Literal["measured", "modelled", "not validated"]
+
+
 class CollectiveChoice(Document):
     """The algorithm for one operation on one axis, by size."""
 
@@ -443,6 +449,12 @@ class CollectiveChoice(Document):
     bound_s: Seconds | None = Field(
         default=None, description="below which no algorithm comes at nominal link rates"
     )
+    basis: Basis = Field(default="modelled", description="of predicted_s")
+    library_default: Algorithm | None = Field(
+        default=None,
+        description="what the library takes by itself at size_bytes; null where it has no choice",
+    )
+    library_default_s: Seconds | None = None
 
     @model_validator(mode="after")
     def _thresholds_ascend(self) -> "CollectiveChoice":

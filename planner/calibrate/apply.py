@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.cost.collectives import calls_of
+from planner.cost.rates import calls_of
 from planner.plan import Calibration, CallFit, LevelFit
 from planner.topology.fabric import CallLevels, Fabric, Level
 

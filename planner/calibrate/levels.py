@@ -20,7 +20,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from planner.calibrate.apply import fitted_fabric
-from planner.cost.collectives import achieved_bytes_per_s, calls_of, collective_terms
+from planner.cost.collectives import collective_terms
+from planner.cost.rates import achieved_bytes_per_s, calls_of
 from planner.errors import InvalidInputError
 from planner.layout.candidates import Column
 from planner.layout.groups import Group

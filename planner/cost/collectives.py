@@ -5,61 +5,54 @@ gives every GPU ``B[i]`` bytes/s out of its unit below, so the ``b`` members of 
 with ``b * B[i]`` together. ``B`` is less for few members of a mesh without switches and, where GPUs
 have no NIC of their own, less for direct, pairwise and point_to_point than for rings and trees. ::
 
-    seconds = calls * launch + sum over phases (sum_i hops[i] alpha[i] + issued * issue
-                                                + max_i out[i] / (b B[i]) / efficiency + fill)
+    seconds = min over protocols of
+              sum over calls of launch + sum over phases (sum_i ratio hops[i] alpha[i]
+                  + issued * issue + max_i out[i] / (b B[i] share) / efficiency + fill)
 
+Protocols are the library's (``planner.hardware.protocols``): launch, ratio and share are theirs.
 Pieces of a hierarchy are on different levels at a time: then the longer side counts, and one piece
 of the other; of latencies and of transfers each, which is an upper bound where both matter. Inside
 a host both sides need the same links, and their transfers add up.
 
-A group of one is a ``singleton``: no call, no cost. A hierarchy is two or three calls. Alpha and B
-are the level's own and issue the library's, as its calls see them; other paths have their own by
-factors, and an operation that was measured on a path has what was measured.
-
-What the model leaves out: protocol switches (LL, LL128), in-switch reduction, contention between
-axes.
+A group of one is a ``singleton``: no call, no cost. Alpha and B are the level's own and issue the
+library's, as its calls see them; other paths have their own by factors, and an operation that was
+measured on a path has what was measured. Measured curves go before all that.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 import numpy as np
 
-from planner.constants import (
-    ACHIEVED_FRACTION,
-    COLLECTIVE_LAUNCH_S,
-    MESSAGE_ISSUE_S,
-    PATH_ALPHA,
-    PATH_RATE,
-)
+from planner.constants import COLLECTIVE_LAUNCH_S
 from planner.cost.algorithms import Phase, is_possible, members_below, phases
+from planner.cost.curves import matching, measured_s
+from planner.cost.defaults import library_default, library_methods
+from planner.cost.rates import LIKE_LIBRARY, calls_of, rate_of
 from planner.frameworks import own_methods
 from planner.hardware.protocols import Family, Protocol
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
-from planner.methods import library_rules
-from planner.plan import CallPath, Collective, Framework, Method, SizeThreshold
+from planner.methods import is_validated
+from planner.plan import Basis, CallPath, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import NETWORK_KINDS, CallLevels, Fabric, Level
 
 __all__ = [
     "PRICED_PATHS",
     "Choice",
     "Terms",
-    "achieved_bytes_per_s",
-    "calls_of",
+    "basis_of",
     "choose",
     "collective_terms",
     "legal_methods",
-    "library_methods",
-    "rate_of",
+    "lines_of",
+    "measured_over_model",
     "thresholds",
 ]
 
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
-# Paths that see the levels as the library's calls do.
-_LIKE_LIBRARY: Final[tuple[CallPath, ...]] = ("library", "nccl_zero_cta", "mori")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,70 +103,9 @@ def legal_methods(fabric: Fabric, framework: Framework, op: Collective) -> tuple
     )
 
 
-def library_methods(fabric: Fabric, op: Collective) -> tuple[Method, ...]:
-    """Return how the library of this fabric can run ``op`` there."""
-    has = {
-        "multicast": fabric.levels[0].multicast,
-        "network": len(fabric.levels) > 1,
-        "sharp": fabric.sharp,
-    }
-    return tuple(
-        Method(rule.algorithm)
-        for rule in library_rules(fabric.library, op)
-        if all(has[need] for need in rule.needs)
-    )
-
-
-def achieved_bytes_per_s(level: Level) -> float:
-    """Return what large transfers reach on a level; a measured level already says it."""
-    return level.bytes_per_s * (1.0 if level.measured else ACHIEVED_FRACTION[level.kind].value)
-
-
-def rate_of(
-    level: Level, group: Group, inside: Column, *, direct: bool, nominal: bool = False
-) -> Column | float:
-    """Return bytes/s that each member reaches on a level, shape [rows] or one for all rows.
-
-    Args:
-        level: Which level.
-        group: Whose stride says which members of a mesh are joined.
-        inside: Members inside one unit of the level, shape [rows].
-        direct: Whether each sends for itself (all-to-all, sends) rather than along rings or trees.
-        nominal: The links' own rate rather than what large transfers reach.
-    """
-    rate = level.bytes_per_s if nominal else achieved_bytes_per_s(level)
-    if direct:
-        rate *= level.direct_share
-    if level.mesh is None:
-        return rate
-    shares = np.asarray(level.mesh.direct if direct else level.mesh.ring)
-    strides = np.minimum(group.stride, len(shares)) - 1
-    return rate * shares[strides, np.minimum(inside, shares.shape[1]) - 1]
-
-
-def calls_of(fabric: Fabric, op: Collective, path: CallPath) -> CallLevels:
-    """Return the levels as calls of ``op`` by ``path`` see them."""
-    for measured in fabric.calls:
-        if (measured.op, measured.path) == (op, path):
-            return measured
-    issue_s = MESSAGE_ISSUE_S[fabric.library].value
-    if path in _LIKE_LIBRARY:
-        return CallLevels(op, path, fabric.levels, issue_s)
-    alpha, rate = PATH_ALPHA[path].value, PATH_RATE[path].value
-    levels = tuple(
-        replace(
-            level,
-            alpha_s=level.alpha_s * alpha,
-            bytes_per_s=level.bytes_per_s * (rate if level.kind == "loopback" else 1.0),
-        )
-        for level in fabric.levels
-    )
-    return CallLevels(op, path, levels, issue_s * alpha)
-
-
 def lines_of(fabric: Fabric, path: CallPath, family: Family) -> tuple[Protocol, ...]:
     """Return the protocols that calls of a family may take: the library's own, or the one line."""
-    if path in _LIKE_LIBRARY and fabric.protocols is not None:
+    if path in LIKE_LIBRARY and fabric.protocols is not None:
         return fabric.protocols.lines[family]
     return (Protocol("simple", COLLECTIVE_LAUNCH_S[fabric.library].value),)
 
@@ -183,6 +115,9 @@ def collective_terms(
 ) -> Terms:
     """Return the parts of one call's time, shape [rows].
 
+    The model's, times what calls of the library took over what the model says of them where the
+    fabric carries measured curves.
+
     Args:
         op: Operation.
         method: One of ``legal_methods`` that is possible for the group.
@@ -190,6 +125,64 @@ def collective_terms(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S as in ``planner.cost.algorithms``, shape [rows].
     """
+    terms = _modelled(op, method, fabric, group, size_bytes)
+    if not fabric.curves or method.path != "library":
+        return terms
+    over, _ = measured_over_model(op, method, fabric, group, size_bytes)
+    return Terms(terms.fixed_s * over, terms.latency_s * over, terms.transfer_s * over)
+
+
+def measured_over_model(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> tuple[Column, Column]:
+    """Return measured over modelled seconds, and whether that method was measured, [rows].
+
+    A curve of the method itself goes first. One of whatever the library took says how the machine
+    does over all: what the library takes there by its own rule is measured, and its other methods
+    keep their distance. Beyond its ends a curve counts by the end, and nothing there is measured.
+    """
+    over, is_measured = np.ones(len(size_bytes)), np.zeros(len(size_bytes), dtype=bool)
+    left = np.ones(len(size_bytes), dtype=bool)
+    curves = [
+        (curve, alike)
+        for curve, alike in matching(fabric, op, group)
+        if curve.algorithm in (None, method.algorithm)
+    ]
+    for curve, alike in sorted(curves, key=lambda one: one[0].algorithm is None):
+        rows = np.flatnonzero(alike & left)
+        if len(rows) == 0:
+            continue
+        part, size = group.take(rows), size_bytes[rows]
+        at = np.clip(size, curve.sizes_bytes[0], curve.sizes_bytes[-1])
+        took = measured_s(curve, at)
+        ran = [method] if curve.algorithm else list(library_methods(fabric, op))
+        taken = (
+            np.zeros(len(rows), dtype=int)
+            if curve.algorithm
+            else library_default(op, fabric, part, at)
+        )
+        said = np.choose(taken, [_modelled(op, one, fabric, part, at).total_s() for one in ran])
+        over[rows] = took / said
+        is_method = np.array([one == method for one in ran])[taken]
+        is_measured[rows] = is_method & (at == size)
+        left[rows] = False
+    return over, is_measured
+
+
+def basis_of(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> Basis:
+    """Return what the seconds of one call (one row) rest on."""
+    if method.path == "library" and fabric.curves:
+        _, is_measured = measured_over_model(op, method, fabric, group, size_bytes)
+        if is_measured[0]:
+            return "measured"
+    return "modelled" if is_validated(fabric.library, op, method) else "not validated"
+
+
+def _modelled(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> Terms:
     seen = calls_of(fabric, op, method.path)
     parts = phases(op, method, fabric.library, group, size_bytes)
     fixed: Column | float = 0.0
@@ -278,9 +271,7 @@ def _hops(phase: Phase, seen: CallLevels) -> list[Column]:
     return [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
 
 
-def _latency_s(
-    phase: Phase, hops: Sequence[Column], seen: CallLevels, line: Protocol
-) -> Column:
+def _latency_s(phase: Phase, hops: Sequence[Column], seen: CallLevels, line: Protocol) -> Column:
     ratios = [
         line.network_hop_ratio if level.kind in NETWORK_KINDS else line.hop_ratio
         for level in seen.levels

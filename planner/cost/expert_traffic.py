@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 
 from planner.cost.algorithms import members_below
-from planner.cost.collectives import calls_of, collective_terms, rate_of
+from planner.cost.collectives import collective_terms
 from planner.cost.expert_load import dropped_share, expert_shares
 from planner.cost.problem import Problem
+from planner.cost.rates import calls_of, rate_of
 from planner.cost.work import expert_skews, routed_rows, sharded_tokens
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, inner_group, outer_group

@@ -22,7 +22,7 @@ import numpy as np
 
 from planner.constants import ACHIEVED_FRACTION
 from planner.cost.algorithms import members_below
-from planner.cost.collectives import rate_of
+from planner.cost.rates import rate_of
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.topology.fabric import NETWORK_KINDS, Fabric, Level

@@ -7,7 +7,8 @@ Symbols as in ``planner.cost.algorithms``: ``n`` ranks, ``m[i]`` of them inside 
 import numpy as np
 
 from planner.cost.algorithms import PASSES, members_below, phases
-from planner.cost.collectives import PRICED_PATHS, calls_of, rate_of
+from planner.cost.collectives import PRICED_PATHS
+from planner.cost.rates import calls_of, rate_of
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.plan import Collective, Method

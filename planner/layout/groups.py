@@ -45,6 +45,15 @@ class Group:
         inside, below = self.members[level], self.members[level - 1] if level else 1
         return self.even[level] & (inside > below) & (inside < self.degree)
 
+    def take(self, rows: Column) -> "Group":
+        """Return some rows."""
+        return Group(
+            self.degree[rows],
+            self.stride[rows],
+            tuple(members[rows] for members in self.members),
+            tuple(even[rows] for even in self.even),
+        )
+
     def repeat(self, times: int) -> "Group":
         """Return the only row ``times`` times."""
         return Group(

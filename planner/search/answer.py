@@ -6,7 +6,8 @@ from typing import Any, Final
 import numpy as np
 
 from planner.constants import GRADIENT_BUCKET_BYTES
-from planner.cost.collectives import thresholds
+from planner.cost.collectives import basis_of, collective_terms, thresholds
+from planner.cost.defaults import library_default, library_methods
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
@@ -19,14 +20,16 @@ from planner.layout.candidates import (
     RECOMPUTE_MODES,
     SCHEDULES,
     Candidates,
+    Column,
 )
-from planner.layout.groups import axis_group
+from planner.layout.groups import Group, axis_group
 from planner.model.blocks import model_flop_per_token, parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import (
     Axis,
     BatchSplit,
     Breakdown,
+    Collective,
     CollectiveChoice,
     Crossing,
     Interval,
@@ -47,7 +50,7 @@ from planner.plan import (
 from planner.request import Constraints
 from planner.search.explain import why_slower
 from planner.search.rank import Ranking, rank
-from planner.topology.fabric import Level
+from planner.topology.fabric import Fabric, Level
 
 __all__ = ["answer"]
 
@@ -216,7 +219,21 @@ def _collectives(
             runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
             thresholds=thresholds(op.op, problem.fabric, group, choice.methods),
             bound_s=None if bound is None else float(bound[0]),
+            basis=basis_of(op.op, chosen, problem.fabric, group, op.size_bytes),
+            **_library_default(problem.fabric, op.op, group, op.size_bytes),
         )
+
+
+def _library_default(
+    fabric: Fabric, op: Collective, group: Group, size_bytes: Column
+) -> dict[str, Any]:
+    """Return what the library would take, where it has a choice, and its seconds."""
+    methods = library_methods(fabric, op)
+    if len(methods) < 2:
+        return {}
+    method = methods[int(library_default(op, fabric, group, size_bytes)[0])]
+    seconds = collective_terms(op, method, fabric, group, size_bytes).total_s()
+    return {"library_default": method.algorithm, "library_default_s": float(seconds[0])}
 
 
 def _prediction(problem: Problem, priced: Priced, spread: float, basis: str) -> Prediction:

@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.collectives import Choice, choose, library_methods
+from planner.cost.collectives import choose, collective_terms
+from planner.cost.defaults import library_default, library_methods
 from planner.errors import InvalidInputError
 from planner.hardware.protocols import Protocols, protocols_key
 from planner.layout.candidates import Column
@@ -79,7 +80,7 @@ class Batch:
         fabric: Of their machine; of the protocols those that the source names.
         assumptions: What the columns leave open, in sentences.
         op: Operation.
-        methods: Of which the library is taken to choose the cheapest.
+        methods: All of the library, which chooses by its own rule, or what a source may mean.
         protocol: That the source names; empty = any.
         group: The groups, shape [rows].
         size_bytes: S, shape [rows].
@@ -94,33 +95,50 @@ class Batch:
     group: Group
     size_bytes: Column
 
-    def seconds(self, protocols: Protocols | None = None) -> Choice:
-        """Return the cheapest method of every row, by other protocols where they are given.
+    def seconds(self, protocols: Protocols | None = None) -> tuple[Column, Column]:
+        """Return the seconds of every row, and the method that is done, as an index.
 
-        Curves that the fabric carries count only where they are not.
+        What the library takes by itself, or the cheapest of the methods that a source may mean.
+
+        Args:
+            protocols: Lines to price by; None: the fabric's own.
         """
         fabric = self.fabric
         if protocols is not None:
             lines = protocols.only(self.protocol) if self.protocol else protocols
-            fabric = replace(fabric, protocols=lines, curves=())
-        return choose(self.op, fabric, self.group, self.size_bytes, self.methods)
+            fabric = replace(fabric, protocols=lines)
+        if self.methods != library_methods(fabric, self.op):
+            found = choose(self.op, fabric, self.group, self.size_bytes, self.methods)
+            return found.seconds, found.index
+        taken = library_default(self.op, fabric, self.group, self.size_bytes)
+        by_method = [
+            collective_terms(self.op, method, fabric, self.group, self.size_bytes).total_s()
+            for method in self.methods
+        ]
+        return np.choose(taken, by_method), taken
 
 
 def predict(
-    questions: Sequence[Question], protocols: Mapping[str, Protocols] | None = None
+    questions: Sequence[Question],
+    protocols: Mapping[str, Protocols] | None = None,
+    *,
+    with_curves: bool = False,
 ) -> list[Prediction]:
     """Return a prediction for each question, in their order.
 
     Args:
         questions: As ``planner.validate.rows.without_outcomes`` makes them.
         protocols: Lines to price by, by key; None: those of the product.
+        with_curves: Whether curves that known boards carry count, as they do in plans. A table that
+            holds the machines they were measured on would then be predicted by itself.
     """
-    batches, said = batches_of(questions)
+    batches, said = batches_of(questions, with_curves=with_curves)
     for batch in batches:
         key = protocols_key(batch.fabric.architecture, batch.fabric.levels[0].kind)
-        found = batch.seconds(None if protocols is None or key is None else protocols[key])
+        lines = None if protocols is None or key is None else protocols[key]
+        seconds, index_of = batch.seconds(lines)
         for number, time_s, index in zip(
-            batch.numbers, found.seconds.tolist(), found.index.tolist(), strict=True
+            batch.numbers, seconds.tolist(), index_of.tolist(), strict=True
         ):
             method, name = batch.methods[index], questions[number].id
             said[number] = (
@@ -131,7 +149,9 @@ def predict(
     return [said[number] for number in range(len(questions))]
 
 
-def batches_of(questions: Sequence[Question]) -> tuple[list[Batch], dict[int, Prediction]]:
+def batches_of(
+    questions: Sequence[Question], *, with_curves: bool = False
+) -> tuple[list[Batch], dict[int, Prediction]]:
     """Return the questions that can be priced, and for the others, by position, why not."""
     said: dict[int, Prediction] = {}
     alike = defaultdict[tuple[Machine, Collective, tuple[Method, ...], str], list[int]](list)
@@ -147,6 +167,8 @@ def batches_of(questions: Sequence[Question]) -> tuple[list[Batch], dict[int, Pr
     found = []
     for (machine, op, methods, protocol), numbers in alike.items():
         fabric, assumptions = _fabric(built[machine], questions[numbers[0]])
+        if not with_curves:
+            fabric = replace(fabric, curves=())
         if protocol and fabric.protocols is not None:
             fabric = replace(fabric, protocols=fabric.protocols.only(protocol))
         degree = np.array([questions[number].num_ranks for number in numbers])

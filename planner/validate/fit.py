@@ -88,7 +88,7 @@ class Measured:
 
     def logs(self, protocols: Protocols) -> Column:
         """Return the logarithms of predicted over measured, shape [rows]."""
-        return np.asarray(np.log(self.batch.seconds(protocols).seconds / self.seconds))
+        return np.asarray(np.log(self.batch.seconds(protocols)[0] / self.seconds))
 
     def weights(self, in_curve: Mapping[tuple[object, ...], int]) -> Column:
         """Return the weight of every residual: each curve has 1 in all."""
@@ -115,7 +115,7 @@ def measured_calls(rows: Sequence[Row]) -> list[Measured]:
         for batch in batches:
             first = pairs[batch.numbers[0]][0]
             seconds = np.array([pairs[number][1].time_s for number in batch.numbers])
-            if not np.isfinite(batch.seconds().seconds).all():
+            if not np.isfinite(batch.seconds(START)[0]).all():
                 continue  # the method makes no sense for the group
             levels = batch.fabric.levels
             key = protocols_key(batch.fabric.architecture, levels[0].kind)

@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.constants import COLLECTIVE_LAUNCH_S, PATH_ALPHA
-from planner.cost.collectives import (
-    Terms,
-    achieved_bytes_per_s,
-    choose,
-    collective_terms,
-    legal_methods,
-    rate_of,
-    thresholds,
-)
+from planner.cost.collectives import Terms, choose, collective_terms, legal_methods, thresholds
+from planner.cost.rates import achieved_bytes_per_s, rate_of
 from planner.layout.groups import lay_group
 from planner.plan import Algorithm, Collective, Method
 from planner.topology.fabric import Fabric, Level, Mesh

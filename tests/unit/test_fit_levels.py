@@ -11,12 +11,8 @@ from planner.calibrate.levels import Transfer, fit_transfers
 from planner.calibrate.runs import Measured, check_calibration, check_run
 from planner.constants import MESSAGE_ISSUE_S
 from planner.cost.algorithms import is_possible
-from planner.cost.collectives import (
-    achieved_bytes_per_s,
-    calls_of,
-    collective_terms,
-    legal_methods,
-)
+from planner.cost.collectives import collective_terms, legal_methods
+from planner.cost.rates import achieved_bytes_per_s, calls_of
 from planner.errors import InvalidInputError
 from planner.layout.groups import Group, lay_group
 from planner.plan import Calibration, CallFit, CallPath, Collective, LevelFit, Method, Plan

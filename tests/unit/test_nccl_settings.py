@@ -1,5 +1,6 @@
 """NCCL, told a plan, chooses what the plan chose; what it cannot be told is named."""
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -8,9 +9,20 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore  # public without its type
 
+from executor.checks import unsupported_fields
 from executor.errors import PlanMismatchError, UnsupportedPlanError
 from executor.nccl import GroupSettings, NcclSettings, group_options, nccl_settings
-from planner.plan import AXES, Axis, Collective, CollectiveChoice, Method, Plan, SizeThreshold
+from planner.methods import library_rules
+from planner.plan import (
+    AXES,
+    Algorithm,
+    Axis,
+    Collective,
+    CollectiveChoice,
+    Method,
+    Plan,
+    SizeThreshold,
+)
 from planner.planning import make_plan
 from planner.request import PlanRequest
 from planner.resolving import resolve
@@ -19,7 +31,10 @@ NAMES: dict[Collective, str] = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",
     "reduce_scatter": "reducescatter",
+    "broadcast": "broadcast",
 }
+# plugin.c, parseAlgorithm: any other word is a ring to it.
+PLUGIN_WORDS = {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"}
 KIB = 1 << 10
 
 
@@ -42,8 +57,10 @@ def with_trees() -> Plan:
 
 
 @pytest.fixture(scope="module")
-def all_rings() -> Plan:
-    return dgx_plan(tp=8, zero_stage=1)
+def all_rings(with_trees: Plan) -> Plan:
+    ring = {"algorithm": "ring", "path": "library", "thresholds": ()}
+    choices = (c.model_copy(update=ring) if c.op in NAMES else c for c in with_trees.collectives)
+    return choosing(dgx_like(with_trees, tp=8), *choices)
 
 
 def choice(axis: Axis, op: Collective, method: Method, *steps: tuple[int, Method]) -> Any:
@@ -70,8 +87,13 @@ def choosing(plan: Plan, *choices: CollectiveChoice) -> Plan:
     return plan.model_copy(update={"collectives": choices})
 
 
-def chosen(text: str, op: Collective, size: int, nodes: int, ranks: int) -> str | None:
-    """Return what the example plugin picks: the first line that matches (plugin.c)."""
+def chosen(
+    text: str, op: Collective, size: int, nodes: int, ranks: int, off: Collection[str] = ()
+) -> str | None:
+    """Return what the example plugin picks: the first line that matches and is not off (plugin.c).
+
+    ``off`` is what NCCL's table marks as not to be taken for the call.
+    """
     for line in text.splitlines():
         name, low, high, algorithm, _, _, num_nodes, num_ranks = line.split(",")
         if (
@@ -79,6 +101,7 @@ def chosen(text: str, op: Collective, size: int, nodes: int, ranks: int) -> str 
             and int(low) <= size <= int(high)
             and int(num_nodes) in (-1, nodes)
             and int(num_ranks) in (-1, ranks)
+            and algorithm not in off
         ):
             return algorithm
     return None
@@ -105,7 +128,7 @@ def test_the_file_chooses_what_the_plan_does_for_every_group_and_size(with_trees
                 got = chosen(text, found.op, size, hosts_of(ranks), len(ranks))
                 assert got == planned, (found.axis, found.op, size)
                 seen.add(planned)
-    assert seen == {"ring", "tree"}
+    assert {"ring", "tree"} < seen
 
 
 def test_lines_are_what_the_plugin_reads(with_trees: Plan) -> None:
@@ -114,6 +137,7 @@ def test_lines_are_what_the_plugin_reads(with_trees: Plan) -> None:
     assert all(len(line) < 256 and len(line.split(",")) == 8 for line in lines)
     # LL128 may corrupt data; channels -1 would mean one channel
     assert {tuple(line.split(",")[4:6]) for line in lines} == {("simple", "0")}
+    assert {line.split(",")[3] for line in lines} <= PLUGIN_WORDS
 
 
 def test_rings_alone_need_no_file(all_rings: Plan) -> None:
@@ -216,6 +240,171 @@ def test_axes_that_nccl_cannot_tell_apart_are_a_conflict(all_rings: Plan) -> Non
     assert len(found.value.fields) == 1
     assert "dp.all_reduce takes ring" in found.value.fields[0]
     assert "edp.all_reduce tree" in found.value.fields[0]
+
+
+# tp is one node of eight ranks, dp four nodes of one rank each; with tp1 dp is all of it.
+PLACES: list[tuple[Algorithm, Collective, Axis, int, str]] = [
+    ("nvls", "all_reduce", "tp", 8, "nvls"),
+    ("nvls", "all_gather", "tp", 8, "nvls"),
+    ("nvls", "reduce_scatter", "tp", 8, "nvls"),
+    ("nvls_tree", "all_reduce", "dp", 1, "nvls_tree"),
+    ("collnet", "all_reduce", "dp", 1, "collnet_direct"),
+    ("collnet", "all_gather", "dp", 1, "collnet_direct"),
+    ("collnet", "reduce_scatter", "dp", 1, "collnet_direct"),
+    ("pat", "all_gather", "dp", 8, "pat"),
+    ("pat", "reduce_scatter", "dp", 8, "pat"),
+    ("tree", "all_reduce", "dp", 8, "tree"),
+    ("ring", "broadcast", "dp", 8, "ring"),
+]
+BEYOND_RINGS = [place for place in PLACES if place[0] not in ("ring", "tree")]
+
+
+def above_a_kib(plan: Plan, place: tuple[Algorithm, Collective, Axis, int, str]) -> Plan:
+    algorithm, op, axis, tp, _ = place
+    steps = ((KIB, Method("tree" if op == "all_reduce" else "ring")),)
+    return choosing(dgx_like(plan, tp=tp), choice(axis, op, Method(algorithm), *steps))
+
+
+def test_all_that_the_planner_may_choose_of_nccl_has_a_place_here() -> None:
+    planned = {(rule.algorithm, op) for op in NAMES for rule in library_rules("nccl", op)}
+    assert planned <= {*((place[0], place[1]) for place in PLACES), *(("ring", op) for op in NAMES)}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_the_plugin_reads_each_algorithm_in_its_range(
+    all_rings: Plan, place: tuple[Algorithm, Collective, Axis, int, str]
+) -> None:
+    _, op, axis, _, word = place
+    assert word in PLUGIN_WORDS
+    plan = above_a_kib(all_rings, place)
+    (ranks, *_) = plan.groups(axis)
+    group = (hosts_of(ranks), len(ranks))
+    settings = nccl_settings(plan)
+    if settings.tuner_rules:
+        text = settings.tuner_text()
+        below = "tree" if op == "all_reduce" else "ring"
+        assert [chosen(text, op, size, *group) for size in (0, KIB)] == [below, below]
+        assert [chosen(text, op, size, *group) for size in (KIB + 1, 5 << 30)] == [word, word]
+    else:
+        assert (settings.environment, word) == ({"NCCL_ALGO": f"{NAMES[op]}:ring"}, "ring")
+
+
+@pytest.mark.parametrize("place", BEYOND_RINGS, ids=str)
+def test_what_nccl_lacks_for_a_call_is_replaced_and_has_all_its_channels(
+    all_rings: Plan, place: tuple[Algorithm, Collective, Axis, int, str]
+) -> None:
+    _, op, axis, _, word = place
+    plan = above_a_kib(all_rings, place)
+    (ranks, *_) = plan.groups(axis)
+    text = nccl_settings(plan).tuner_text()
+
+    def without(*off: str) -> str | None:
+        return chosen(text, op, KIB + 1, hosts_of(ranks), len(ranks), off)
+
+    assert without(word) == ("collnet_chain" if word == "collnet_direct" else "ring")
+    assert without(word, "collnet_chain") == "ring"  # a call without a line gets one channel
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "op", "axis", "tp", "words"),
+    [
+        ("nvls", "all_reduce", "dp", 8, "needs one node, got 4 ranks on 4 nodes"),
+        ("nvls_tree", "all_reduce", "tp", 8, "several nodes of several ranks, got 8 ranks on 1 no"),
+        ("nvls_tree", "all_reduce", "dp", 8, "several nodes of several ranks, got 4 ranks on 4"),
+        ("collnet", "all_reduce", "tp", 8, "several nodes of at most 8 ranks, got 8 ranks on 1 no"),
+        ("pat", "all_gather", "dp", 1, "several nodes of one rank, got 32 ranks on 4 nodes"),
+        ("pat", "reduce_scatter", "tp", 8, "several nodes of one rank, got 8 ranks on 1 node;"),
+        ("pat", "all_reduce", "dp", 8, "dp.all_reduce: NCCL has no pat for all_reduce"),
+        ("nvls_tree", "all_gather", "dp", 1, "NCCL has no nvls_tree for all_gather"),
+        ("nvls", "broadcast", "tp", 8, "NCCL has no nvls for broadcast"),
+        ("tree", "reduce_scatter", "dp", 8, "NCCL has no tree for reduce_scatter"),
+    ],
+)
+def test_groups_and_operations_that_cannot_have_it_are_named(
+    all_rings: Plan, algorithm: Algorithm, op: Collective, axis: Axis, tp: int, words: str
+) -> None:
+    plan = choosing(dgx_like(all_rings, tp=tp), choice(axis, op, Method(algorithm)))
+    with pytest.raises(UnsupportedPlanError) as found:
+        nccl_settings(plan)
+    assert words in str(found.value)
+    assert [field.split(":")[0] for field in found.value.fields] == [f"{axis}.{op}"]
+
+
+@pytest.mark.parametrize(("op", "fits"), [("all_reduce", True), ("all_gather", False)])
+def test_nvls_gathers_of_more_than_32_ranks_are_refused(
+    all_rings: Plan, op: Collective, fits: bool
+) -> None:
+    layout = all_rings.layout.model_copy(update={"tp": 64, "dp_shard": 1})
+    ranks = all_rings.ranks.model_copy(update={"ranks_per_node": 4, "ranks_per_unit": 64})
+    plan = all_rings.model_copy(update={"layout": layout, "ranks": ranks})
+    plan = choosing(plan, choice("tp", op, Method("nvls")))
+    if fits:
+        assert chosen(nccl_settings(plan).tuner_text(), op, KIB, 1, 64) == "nvls"
+        return
+    with pytest.raises(UnsupportedPlanError, match="one node of at most 32 ranks, got 64 ranks"):
+        nccl_settings(plan)
+
+
+@pytest.mark.parametrize(
+    ("place", "variable", "wrong", "right"),
+    [
+        (PLACES[0], "NCCL_NVLS_ENABLE", "0", "2"),
+        (PLACES[3], "NCCL_NVLS_ENABLE", "0", "1"),
+        (PLACES[4], "NCCL_COLLNET_ENABLE", "0", "1"),
+        (PLACES[4], "NCCL_COLLNET_NODE_THRESHOLD", "8", "2"),
+        (PLACES[7], "NCCL_PAT_ENABLE", "0", "2"),
+        (PLACES[7], "NCCL_ALGO", "PAT", None),
+    ],
+    ids=str,
+)
+def test_variables_that_turn_an_algorithm_off_contradict_the_plans_that_have_it(
+    all_rings: Plan,
+    tmp_path: Path,
+    place: tuple[Algorithm, Collective, Axis, int, str],
+    variable: str,
+    wrong: str,
+    right: str | None,
+) -> None:
+    settings = nccl_settings(above_a_kib(all_rings, place))
+    with pytest.raises(PlanMismatchError, match=f"{variable}='{wrong}', the plan (needs|sets)"):
+        settings.apply({variable: wrong}, tmp_path / "tuner.csv")
+    settings.apply({variable: right} if right else {}, tmp_path / "tuner.csv")
+    of_trees = nccl_settings(above_a_kib(all_rings, PLACES[9]))
+    assert variable == "NCCL_ALGO" or variable not in {**of_trees.environment, **of_trees.accepted}
+
+
+def test_collnet_alone_is_turned_on(all_rings: Plan, tmp_path: Path) -> None:
+    for place in PLACES:
+        environment: dict[str, str] = {}
+        nccl_settings(above_a_kib(all_rings, place)).apply(environment, tmp_path / "tuner.csv")
+        assert (environment.get("NCCL_COLLNET_ENABLE") == "1") == (place[0] == "collnet")
+
+
+def torch_with(*version: int, cuda: str | None = "12.8") -> Any:
+    nccl = SimpleNamespace(version=lambda: version)
+    return SimpleNamespace(version=SimpleNamespace(cuda=cuda), cuda=SimpleNamespace(nccl=nccl))
+
+
+def test_an_nccl_that_is_too_old_is_told_what_for(all_rings: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "tuner.csv"
+    settings = nccl_settings(above_a_kib(all_rings, BEYOND_RINGS[-1]))
+    with pytest.raises(PlanMismatchError, match=r"NCCL is 2\.22\.3 here, .* needs 2\.23 for pat;"):
+        settings.apply({}, file, runtime=torch_with(2, 22, 3))
+    assert not file.exists()
+    settings.apply({}, file, runtime=torch_with(2, 23, 4))
+    settings.apply({}, file, runtime=torch_with(2, 22, 3, cuda=None))  # RCCL, or none
+    with pytest.raises(PlanMismatchError, match=r"needs 2\.24 for NCCL_ALGO by function"):
+        nccl_settings(all_rings).apply({}, runtime=torch_with(2, 23, 4))
+
+
+@pytest.mark.parametrize("place", BEYOND_RINGS, ids=str)
+def test_gloo_has_none_of_them(
+    all_rings: Plan, place: tuple[Algorithm, Collective, Axis, int, str]
+) -> None:
+    algorithm, op, axis, _, _ = place
+    assert f"collectives: {algorithm} for {op} on {axis}" in set(
+        unsupported_fields(above_a_kib(all_rings, place))
+    )
 
 
 def test_a_tree_that_nccl_does_not_have_is_refused(all_rings: Plan) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from planner.calibrate.runs import plan_candidate
-from planner.cost.collectives import achieved_bytes_per_s
 from planner.cost.problem import Problem
+from planner.cost.rates import achieved_bytes_per_s
 from planner.cost.step import price
 from planner.errors import InvalidInputError
 from planner.layout.candidates import DP_OUTERMOST, RANK_ORDERS, distinct

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.collectives import rate_of
+from planner.cost.rates import rate_of
 from planner.errors import InvalidInputError
 from planner.layout.groups import lay_group
 from planner.topology.bundled import load_topology
