@@ -16,12 +16,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar, cast, get_args
 
+import numpy as np
 import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
 from planner import __version__
+from planner.cost.compression import (
+    BASIS,
+    compare,
+    default_schemes,
+    parse_scheme,
+    ranks_group,
+    why_not,
+)
 from planner.cost.expert_load import parse_counts
 from planner.cost.expert_strategies import (
     break_even,
@@ -46,8 +55,9 @@ from planner.plan import (
 )
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
-from planner.resolving import build_problem, resolve
+from planner.resolving import _slowest_device, build_problem, resolve
 from planner.tables import (
+    show_compression,
     show_degraded,
     show_experts,
     show_fabric,
@@ -58,11 +68,11 @@ from planner.tables import (
     show_topologies,
 )
 from planner.topology.bundled import load_topology, topology_names
-from planner.topology.compile import compile_fabric, live_nodes
+from planner.topology.compile import compile_fabric, first_nodes, live_nodes
 from planner.topology.document import TopologyDocument
 from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
-from planner.units import counted
+from planner.units import counted, format_bytes
 from planner.validate.collectives import predict, predictions_csv
 from planner.validate.rows import read_rows, without_outcomes
 from planner.validate.scores import score
@@ -361,6 +371,63 @@ def moe(
         title = f"one layer of {problem.model.name}, {tokens:,} tokens on each of {ep} ranks of "
         title += f"{document.name}, forward and backward"
         show_experts(_console(), title, found, dispatch, pays)
+
+
+@app.command()
+def compress(
+    topology: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
+    *,
+    size: Annotated[int, typer.Option(max=10**15, help="Bytes of the buffer on one rank.")],
+    ranks: Annotated[int | None, typer.Option(min=2, help="Who reduces; default: all.")] = None,
+    stride: Annotated[int, typer.Option(min=1, help="From one to the next, as tp does.")] = 1,
+    nodes: Nodes = None,
+    precision: Annotated[str, typer.Option(help="Of the buffer: fp32 or bf16.")] = "fp32",
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(help="As bf16, int8, top_k=0.01, power_sgd=4; repeatable; default: all."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare an exact all_reduce with lossy ones. Modelled, not validated; plans have none."""
+    field = _topology_field(topology)
+    document = (
+        load_topology(field) if isinstance(field, str) else validated(TopologyDocument, field)
+    )
+    if nodes is None and ranks is not None:
+        nodes = -(-ranks * stride // document.gpus_per_node)
+    fabric = compile_fabric(document, nodes)
+    ranks = fabric.num_gpus // stride if ranks is None else ranks
+    lossy = default_schemes(precision) if scheme is None else [parse_scheme(one) for one in scheme]
+    found = compare(
+        fabric,
+        _slowest_device(document, first_nodes(document, nodes)),
+        ranks_group(fabric, ranks, stride),
+        np.array([size]),
+        lossy,
+        precision=precision,
+    )
+    levels = [level.name for level in fabric.levels]
+    if as_json:
+        rows = [
+            {
+                "scheme": str(one.scheme),
+                "form": one.form,
+                "seconds": float(one.seconds[0]) if np.isfinite(one.seconds[0]) else None,
+                "kernel_s": float(one.kernel_s[0]),
+                "sent_bytes": {
+                    level: float(sent[0])
+                    for level, sent in zip(levels, one.sent_bytes, strict=True)
+                },
+                "gain": float(one.gain[0]),
+                "why_not": why_not(found, one),
+            }
+            for one in found
+        ]
+        _print(json.dumps({"basis": BASIS, "schemes": rows}, indent=2))
+    else:
+        title = f"all_reduce of {format_bytes(size)} of {precision} on {ranks:,} ranks of "
+        title += f"{document.name}" + (f", {stride} apart" if stride > 1 else "")
+        show_compression(_console(), title, levels, found)
 
 
 # ---------------------------------------------------------------------- topologies and models

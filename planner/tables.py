@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from planner.cost.compression import BASIS, NEEDS, Compared, why_not
 from planner.cost.expert_strategies import BreakEven, Strategy
 from planner.cost.expert_traffic import Exits
 from planner.model.blocks import parameter_count
@@ -39,6 +40,7 @@ from planner.units import counted, format_bytes, format_count, format_rate, form
 from planner.validate.scores import Scores
 
 __all__ = [
+    "show_compression",
     "show_degraded",
     "show_experts",
     "show_fabric",
@@ -305,6 +307,40 @@ def show_experts(
             f"expert moves fewer bytes from {pays.bytes_rows:,.0f} on, and travels faster than "
             f"they are computed from {pays.compute_rows:,.0f} on"
         )
+
+
+def show_compression(
+    out: Console, title: str, levels: Sequence[str], found: Sequence[Compared]
+) -> None:
+    """Print what lossy all_reduces take beside the exact one, why not, and what would run them.
+
+    Args:
+        out: Where to.
+        title: Of which buffer and ranks.
+        levels: Names, as bytes are listed.
+        found: Of one size, the exact one first.
+    """
+    columns = ["scheme|", "form|", "time>", "kernels>", *(f"{escape(name)}>" for name in levels)]
+    table = _table(*columns, "gain>", "why not", is_wide=out.width >= _WIDE)
+    for one in found:
+        is_possible = bool(one.gain[0])
+        table.add_row(
+            str(one.scheme),
+            one.form,
+            format_seconds(float(one.seconds[0])) if is_possible else "none",
+            format_seconds(float(one.kernel_s[0])) if is_possible else "",
+            *(format_bytes(float(sent[0])) if is_possible else "" for sent in one.sent_bytes),
+            f"{one.gain[0]:.2f}" if is_possible else "",
+            why_not(found, one),
+        )
+    _show(out, title, table)
+    out.print(
+        f"\n{BASIS}; bytes are what a rank sends over each level. Every scheme but exact changes "
+        "the gradients, and no plan holds one. What would run them:"
+    )
+    kinds = dict.fromkeys(one.scheme.kind for one in found)
+    for kind in (kind for kind in kinds if kind in NEEDS):
+        out.print(f"  {kind}: {NEEDS[kind]}", markup=False)
 
 
 def _time_table(plan: Plan) -> Table:
