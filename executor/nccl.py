@@ -1,19 +1,23 @@
 """A plan's choices as settings of NCCL, made before its groups are.
 
-NCCL chooses between ring and tree call by call, from a table that three things can bend:
+NCCL chooses an algorithm call by call, from a table that three things can bend:
 
 - **NCCL_ALGO** names the algorithms a function may use, in all groups and at all sizes (user guide,
   "NCCL_ALGO"; per function since NCCL 2.24). It can say a plan whose every choice is a ring, and no
-  tree: without ring in the list NCCL fails where it has no tree, and with it NCCL chooses.
-- **A tuner's file**: NCCL's example plugin (``plugins/tuner/example``) reads lines of a function, a
-  range of bytes, an algorithm and the nodes and ranks of a group, and the first line that matches
-  wins. Bytes are nccl-tests' S, as in the plan (``src/enqueue.cc``, ``ncclGetAlgoInfo``).
+  other: without ring in the list NCCL fails in the groups, types and reductions that the others do
+  not have, and with it NCCL chooses.
+- **A tuner's file**: NCCL's example plugin (``plugins/tuner/example``, with a file since 2.27.5)
+  reads lines of a function, a range of bytes, an algorithm and the nodes and ranks of a group. The
+  first line wins that matches and names what NCCL has for the call: the plugin passes over others.
+  Bytes are nccl-tests' S, as in the plan (``src/enqueue.cc``, ``ncclGetAlgoInfo``).
 - **Options of a group**: its CTAs, its CTA policy, the priority of its stream.
 
-What the file costs: a line has to name a protocol too, and only ``simple`` is right everywhere, so
-small messages lose LL. Its channels are 0, which NCCL reads as "not set": the documented -1 leaves
-the 1 that the plugin starts with, and so does a call that no line matches (plugin.c of NCCL 2.30.7;
-ROCm/rccl#1985 mended it there). So the file is written only where NCCL_ALGO cannot say the plan.
+What the file costs: a line has to name a protocol too, and only ``simple`` is right everywhere
+(NVLS, CollNet and PAT have no other), so small messages of rings and trees lose LL. Its channels
+are 0, which NCCL reads as "not set": the documented -1 leaves the 1 that the plugin starts with,
+and so does a call that no line matches (plugin.c of NCCL 2.30.7; ROCm/rccl#1985 mended it there).
+So the file is written only where NCCL_ALGO cannot say the plan, and a line for a ring follows what
+not every call can have.
 
 **No setting made here ever reached an NCCL in this project**: tests read the lines as the plugin's
 source does (NCCL 2.30.7) and compare them with the plan.
@@ -29,6 +33,7 @@ import torch
 import torch.distributed as dist
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
+from planner.methods import LIBRARY_RULES, library_rules
 from planner.plan import AXES, Algorithm, Axis, Collective, CollectiveChoice, Method, Plan
 
 __all__ = [
@@ -40,18 +45,47 @@ __all__ = [
 ]
 
 # The collectives with several algorithms in NCCL, by its names for them; all_to_all, gather and
-# scatter are sends and receives there. Only all_reduce has trees (src/graph/tuning.cc).
+# scatter are sends and receives there.
 _TUNED: Final[dict[Collective, str]] = {
     "all_reduce": "allreduce",
     "all_gather": "allgather",
     "reduce_scatter": "reducescatter",
     "broadcast": "broadcast",
 }
-_ALGORITHMS: Final[dict[Collective, tuple[Algorithm, ...]]] = {
-    op: ("ring", "tree") if op == "all_reduce" else ("ring",) for op in _TUNED
+# CollNet's gathers and scatters (src/graph/tuning.cc) have no price in the planner.
+_ALGORITHMS: Final[dict[Collective, frozenset[Algorithm]]] = {
+    op: frozenset(rule.algorithm for rule in library_rules("nccl", op))
+    | ({"collnet"} if op in ("all_gather", "reduce_scatter") else set())
+    for op in _TUNED
+}
+# By the plugin's names. Of several NCCL takes the first that it has for the call's group, type and
+# reduction: no average has NVLS, nor a reduce_scatter's PAT (src/enqueue.cc, updateCollCostTable).
+_NAMES: Final[dict[Algorithm, tuple[str, ...]]] = {
+    "ring": ("ring",),
+    "tree": ("tree",),
+    "nvls": ("nvls", "ring"),
+    "nvls_tree": ("nvls_tree", "ring"),
+    "collnet": ("collnet_direct", "collnet_chain", "ring"),
+    "pat": ("pat", "ring"),
+}
+# The variables that turn them off (src/transport/nvls.cc, src/init.cc, src/graph/tuning.cc), and
+# what leaves them on beside no variable at all.
+_NVLS_ON: Final[dict[str, tuple[str, ...]]] = {"NCCL_NVLS_ENABLE": ("1", "2")}
+_LEAVES_ON: Final[dict[Algorithm, dict[str, tuple[str, ...]]]] = {
+    "nvls": _NVLS_ON,
+    "nvls_tree": _NVLS_ON,
+    "collnet": {"NCCL_COLLNET_NODE_THRESHOLD": ("0", "1", "2")},
+    "pat": {"NCCL_PAT_ENABLE": ("1", "2")},
+}
+_TURNS_ON: Final[dict[Algorithm, dict[str, str]]] = {"collnet": {"NCCL_COLLNET_ENABLE": "1"}}
+_SINCE: Final[dict[str, str]] = {
+    **{rule.algorithm: rule.since for rule in LIBRARY_RULES["nccl"] if rule.since},
+    "NCCL_ALGO by function": "2.24",
 }
 # What a plan may make of NCCL's calls: one, or one for each part of a hierarchy.
-_CALLED: Final[tuple[Algorithm, ...]] = ("singleton", "ring", "tree", "hierarchical", "three_level")
+_CALLED: Final = frozenset({"singleton", *_NAMES, "hierarchical", "three_level"})
+_MAX_NVLS_RANKS: Final = 32  # of a gather or scatter (src/include/device.h, NCCL_MAX_NVLS_ARITY)
+_MAX_COLLNET_RANKS: Final = 8  # of a node (NCCL_MAX_DIRECT_ARITY + 1)
 _NUM_CHOICES_SHOWN: Final = 3
 _ANY_SIZE: Final = (1 << 64) - 1  # the plugin reads sizes with strtoull into a size_t
 _MAX_CTAS: Final = 64  # user guide, NCCL_MAX_CTAS
@@ -61,13 +95,13 @@ _EXAMPLE_PLUGIN: Final = "libnccl-tuner-example.so"
 
 @dataclass(frozen=True, slots=True)
 class TunerRule:
-    """One line of the tuner's file: this algorithm, for these bytes, in groups of this shape.
+    """What the tuner's file says: this algorithm, for these bytes, in groups of this shape.
 
     Attributes:
         op: Operation.
         min_bytes: Smallest S, included.
         max_bytes: Largest S, included.
-        algorithm: Ring or tree.
+        algorithm: One of NCCL's.
         num_nodes: Nodes of the group, as NCCL counts them.
         num_ranks: Ranks of the group.
     """
@@ -79,16 +113,47 @@ class TunerRule:
     num_nodes: int
     num_ranks: int
 
-    def line(self) -> str:
-        """Return the line, without what is optional.
+    def lines(self) -> list[str]:
+        """Return its lines, without what is optional: the algorithm, and what replaces it.
 
-        >>> TunerRule("all_reduce", 0, 1023, "tree", 4, 32).line()
-        'allreduce,0,1023,tree,simple,0,4,32'
+        >>> TunerRule("all_reduce", 0, 1023, "tree", 4, 32).lines()
+        ['allreduce,0,1023,tree,simple,0,4,32']
+        >>> TunerRule("all_gather", 0, 9, "pat", 4, 4).lines()
+        ['allgather,0,9,pat,simple,0,4,4', 'allgather,0,9,ring,simple,0,4,4']
         """
-        return (
-            f"{_TUNED[self.op]},{self.min_bytes},{self.max_bytes},{self.algorithm},simple,0,"
+        return [
+            f"{_TUNED[self.op]},{self.min_bytes},{self.max_bytes},{name},simple,0,"
             f"{self.num_nodes},{self.num_ranks}"
-        )
+            for name in _NAMES[self.algorithm]
+        ]
+
+    def why_not(self) -> str | None:
+        """Return why NCCL never takes the algorithm for such calls; None if it may.
+
+        Source: src/graph/tuning.cc; src/enqueue.cc, updateCollCostTable. NVLS across nodes needs
+        what CollNet needs, and is not what a plan means by nvls.
+        """
+        if self.algorithm not in _ALGORITHMS[self.op]:
+            return f"NCCL has no {self.algorithm} for {self.op}"
+        nodes, per_node = self.num_nodes, -(-self.num_ranks // self.num_nodes)
+        is_small = self.op == "all_reduce" or per_node <= _MAX_NVLS_RANKS
+        needs: dict[Algorithm, tuple[bool, str]] = {
+            "nvls": (
+                nodes == 1 and is_small,
+                "one node" + f" of at most {_MAX_NVLS_RANKS} ranks" * (self.op != "all_reduce"),
+            ),
+            "nvls_tree": (nodes > 1 and per_node > 1, "several nodes of several ranks"),
+            "collnet": (
+                nodes > 1 and per_node <= _MAX_COLLNET_RANKS,
+                f"several nodes of at most {_MAX_COLLNET_RANKS} ranks",
+            ),
+            "pat": (nodes > 1 and per_node == 1, "several nodes of one rank"),
+        }
+        is_met, needed = needs.get(self.algorithm, (True, ""))
+        if is_met:
+            return None
+        ranks = f"{self.num_ranks} ranks on {nodes} node" + "s" * (nodes > 1)
+        return f"{self.algorithm} for {self.op} needs {needed}, got {ranks}"
 
     def contradicts(self, other: "TunerRule") -> bool:
         """Return whether both match some call and want different algorithms for it."""
@@ -134,7 +199,7 @@ class NcclSettings:
         environment: Variables to set, but for the path of the tuner's file.
         accepted: Variables that must be unset, or have one of these values: they would override
             the rest. (So would NCCL_PROTO without Simple: it must have it where there are lines.)
-        tuner_rules: Lines of the tuner's file, the first that matches first; empty = no file.
+        tuner_rules: What the tuner's file says, the first that matches first; empty = no file.
         groups: Settings of the group of every axis.
     """
 
@@ -153,9 +218,15 @@ class NcclSettings:
 
     def tuner_text(self) -> str:
         """Return the tuner's file."""
-        return "".join(f"{rule.line()}\n" for rule in self.tuner_rules)
+        return "".join(f"{line}\n" for rule in self.tuner_rules for line in rule.lines())
 
-    def apply(self, environment: MutableMapping[str, str], tuner_file: Path | None = None) -> None:
+    def apply(
+        self,
+        environment: MutableMapping[str, str],
+        tuner_file: Path | None = None,
+        *,
+        runtime: Any = torch,
+    ) -> None:
         """Set the variables, and write the tuner's file if there is one; all or nothing.
 
         A variable that is set already and means the same stays as it is.
@@ -163,10 +234,11 @@ class NcclSettings:
         Args:
             environment: Of this process, which NCCL reads when it makes its first group.
             tuner_file: Where to write; ranks of a host may share it, they write the same.
+            runtime: The torch module, which knows its NCCL's version if it is built for CUDA.
 
         Raises:
-            PlanMismatchError: Groups exist already, or variables are set to other values: each is
-                named.
+            PlanMismatchError: Groups exist already, variables are set to other values, or NCCL is
+                too old: each is named.
         """
         if dist.is_available() and dist.is_initialized():
             raise PlanMismatchError(
@@ -175,8 +247,14 @@ class NcclSettings:
             )
         if self.tuner_rules and tuner_file is None:
             raise PlanMismatchError(
-                f"the plan needs a tuner's file of {len(self.tuner_rules)} lines and no path was "
+                f"the plan needs a tuner's file for {len(self.tuner_rules)} rules and no path was "
                 "given; give tuner_file"
+            )
+        if too_new := tuple(self._newer_than(runtime)):
+            version = ".".join(map(str, runtime.cuda.nccl.version()))
+            raise PlanMismatchError(
+                f"NCCL is {version} here, and the plan needs {', '.join(too_new)}; install a torch "
+                "with a later one, or run without the plan's NCCL settings"
             )
         wanted = dict(self.environment)
         if self.tuner_rules and tuner_file is not None:
@@ -194,6 +272,17 @@ class NcclSettings:
             _replace(tuner_file, self.tuner_text())
         for name, value in wanted.items():
             environment.setdefault(name, value)
+
+    def _newer_than(self, runtime: Any) -> Iterator[str]:
+        """Yield what this NCCL does not have yet, where torch knows its version."""
+        if runtime.version.cuda is None:
+            return
+        used: list[str] = [rule.algorithm for rule in self.tuner_rules]
+        used += ["NCCL_ALGO by function"] if "NCCL_ALGO" in self.environment else []
+        for what in dict.fromkeys(used):
+            since = _SINCE.get(what, "0")
+            if tuple(runtime.cuda.nccl.version()) < tuple(map(int, since.split("."))):
+                yield f"{since} for {what}"
 
 
 def _conflicts(
@@ -293,8 +382,8 @@ def nccl_settings(
     Raises:
         ValueError: A number is out of its range.
         UnsupportedPlanError: Methods are none of NCCL's (those of a plan for gloo), NCCL has no
-            such algorithm, or cannot tell apart two groups that choose differently; ``fields``
-            names all of them.
+            such algorithm for an operation or a group, or cannot tell apart two groups that choose
+            differently; ``fields`` names all of them.
     """
     _check_range("min_ctas", min_ctas, 1, _MAX_CTAS)
     _check_range("max_ctas", max_ctas, min_ctas or 1, _MAX_CTAS)
@@ -321,9 +410,17 @@ def nccl_settings(
         functions = dict.fromkeys(_TUNED[rule.op] for rule in rules)
         rings = ";".join(f"{function}:ring" for function in functions)
         return NcclSettings({"NCCL_ALGO": rings} if rings else {}, overriding, (), groups)
+    turned_on: dict[str, str] = {}
+    left_on: dict[str, tuple[str, ...]] = {}
+    for rule in rules:
+        turned_on |= _TURNS_ON.get(rule.algorithm, {})
+        left_on |= _LEAVES_ON.get(rule.algorithm, {})
     # NCCL_ALGO takes algorithms out of the table before the tuner sees it
     return NcclSettings(
-        {"NCCL_TUNER_PLUGIN": tuner_plugin}, {**overriding, "NCCL_ALGO": ()}, rules, groups
+        {"NCCL_TUNER_PLUGIN": tuner_plugin, **turned_on},
+        {**overriding, "NCCL_ALGO": (), **left_on},
+        rules,
+        groups,
     )
 
 
@@ -381,8 +478,8 @@ def _tuner_rules(plan: Plan) -> tuple[TunerRule, ...]:
             wanted_by.setdefault(rule, f"{choice.axis}.{choice.op}")
     rules = tuple(wanted_by)
     for number, rule in enumerate(rules):
-        if rule.algorithm not in _ALGORITHMS[rule.op]:
-            conflicts.append(f"{wanted_by[rule]}: NCCL has no {rule.algorithm} for {rule.op}")
+        if (reason := rule.why_not()) is not None:
+            conflicts.append(f"{wanted_by[rule]}: {reason}")
         conflicts += [
             f"{wanted_by[rule]} takes {rule.algorithm} and {wanted_by[other]} {other.algorithm} "
             f"for {max(rule.min_bytes, other.min_bytes)} bytes, both by groups of {rule.num_ranks} "
@@ -418,7 +515,7 @@ def _rules_between(
     groups = plan.groups(choice.axis)
     if algorithm in ("hierarchical", "three_level"):
         yield from _rules_of_hierarchy(plan, choice.op, groups, three=algorithm == "three_level")
-    elif algorithm in ("ring", "tree"):
+    elif algorithm in _NAMES:
         for num_nodes, num_ranks in _shapes(plan, groups):
             yield TunerRule(choice.op, low, high, algorithm, num_nodes, num_ranks)
 
