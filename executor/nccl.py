@@ -19,6 +19,8 @@ and so does a call that no line matches (plugin.c of NCCL 2.30.7; ROCm/rccl#1985
 So the file is written only where NCCL_ALGO cannot say the plan, and a line for a ring follows what
 not every call can have.
 
+A plan of what NCCL takes by itself, at the only sizes that it sends, sets no algorithm.
+
 **No setting made here ever reached an NCCL in this project**: tests read the lines as the plugin's
 source does (NCCL 2.30.7) and compare them with the plan.
 """
@@ -82,6 +84,8 @@ _SINCE: Final[dict[str, str]] = {
     **{rule.algorithm: rule.since for rule in LIBRARY_RULES["nccl"] if rule.since},
     "NCCL_ALGO by function": "2.24",
 }
+# What would have NCCL take something else than it does by itself.
+_OVERRULING: Final = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN")
 # What a plan may make of NCCL's calls: one, or one for each part of a hierarchy.
 _CALLED: Final = frozenset({"singleton", *_NAMES, "hierarchical", "three_level"})
 _MAX_NVLS_RANKS: Final = 32  # of a gather or scatter (src/include/device.h, NCCL_MAX_NVLS_ARITY)
@@ -389,7 +393,8 @@ def nccl_settings(
     _check_range("max_ctas", max_ctas, min_ctas or 1, _MAX_CTAS)
     _check_range("cga_cluster_size", cga_cluster_size, 0, _MAX_CGA_CLUSTER_SIZE)
     _check_methods(plan)
-    rules = _tuner_rules(plan)
+    own = _nccls_own(plan)
+    rules = () if own else _tuner_rules(plan)
     zero_cta = _axes_with_copy_engines(plan)
     accepted = {
         "NCCL_MIN_CTAS": _words(min_ctas),
@@ -406,15 +411,16 @@ def nccl_settings(
         )
         for axis in AXES
     }
+    algorithms = own or tuple(rule.algorithm for rule in rules)
+    turned_on = {k: v for name in algorithms for k, v in _TURNS_ON.get(name, {}).items()}
+    left_on = {k: v for name in algorithms for k, v in _LEAVES_ON.get(name, {}).items()}
+    if own:
+        unset = dict.fromkeys(_OVERRULING, ())
+        return NcclSettings(turned_on, {**overriding, **unset, **left_on}, (), groups)
     if all(rule.algorithm == "ring" for rule in rules):
         functions = dict.fromkeys(_TUNED[rule.op] for rule in rules)
         rings = ";".join(f"{function}:ring" for function in functions)
         return NcclSettings({"NCCL_ALGO": rings} if rings else {}, overriding, (), groups)
-    turned_on: dict[str, str] = {}
-    left_on: dict[str, tuple[str, ...]] = {}
-    for rule in rules:
-        turned_on |= _TURNS_ON.get(rule.algorithm, {})
-        left_on |= _LEAVES_ON.get(rule.algorithm, {})
     # NCCL_ALGO takes algorithms out of the table before the tuner sees it
     return NcclSettings(
         {"NCCL_TUNER_PLUGIN": tuner_plugin, **turned_on},
@@ -457,6 +463,20 @@ def _is_nccls(op: Collective, method: Method) -> bool:
     if method.path == "library" and op in _TUNED:
         return method.algorithm in _CALLED
     return method.path not in ("executor", "shm")
+
+
+def _nccls_own(plan: Plan) -> tuple[Algorithm, ...]:
+    """Return the plan's algorithms if NCCL is known to take all of them by itself; else empty.
+
+    A plan says what the library takes at one size of a choice: it has to be the only one sent.
+    """
+    choices = [c for c in plan.collectives if c.op in _TUNED and plan.layout.degree(c.axis) > 1]
+    for choice in choices:
+        sent = {op.size_bytes for op in plan.ops if (op.axis, op.op) == (choice.axis, choice.op)}
+        taken = choice.library_default and Method(choice.library_default)
+        if sent - {choice.size_bytes} or choice.method_for(choice.size_bytes) != taken:
+            return ()
+    return tuple(choice.library_default for choice in choices if choice.library_default)
 
 
 def _axes_with_copy_engines(plan: Plan) -> frozenset[Axis]:

@@ -53,7 +53,9 @@ def dgx_plan(**constraints: Any) -> Plan:
 @pytest.fixture(scope="module")
 def with_trees() -> Plan:
     """Return a plan whose small gradient all_reduce takes a tree."""
-    return dgx_plan(tp=4, zero_stage=0)
+    plan = dgx_plan(tp=4, zero_stage=0)
+    unknown = {"library_default": None}
+    return choosing(plan, *(found.model_copy(update=unknown) for found in plan.collectives))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +149,43 @@ def test_rings_alone_need_no_file(all_rings: Plan) -> None:
     assert set(settings.environment) == {"NCCL_ALGO"}
     functions = [part.split(":") for part in settings.environment["NCCL_ALGO"].split(";")]
     assert dict(functions) == dict.fromkeys(planned, "ring")
+
+
+def by_itself(plan: Plan, *choices: CollectiveChoice, sizes: Collection[int] = (KIB,)) -> Plan:
+    """Return a plan of these choices and sizes, whose library takes nvls at a KiB."""
+    taken = [c.model_copy(update={"library_default": "nvls"}) for c in choices]
+    (some, *_) = (op for op in plan.ops if op.axis is not None)
+    sent = [
+        some.model_copy(update={"axis": c.axis, "op": c.op, "size_bytes": size})
+        for c in choices
+        for size in sizes
+    ]
+    return choosing(plan, *taken).model_copy(update={"ops": tuple(sent)})
+
+
+def test_what_nccl_takes_by_itself_is_not_forced_and_nothing_else_may_be(all_rings: Plan) -> None:
+    nvls = choice("tp", "all_reduce", Method("ring"), (KIB, Method("nvls")))
+    settings = nccl_settings(by_itself(all_rings, nvls))
+    assert (settings.environment, settings.tuner_rules) == ({}, ())
+    environment = {"PATH": "/bin", "NCCL_NVLS_ENABLE": "1"}
+    settings.apply(environment)
+    assert environment == {"PATH": "/bin", "NCCL_NVLS_ENABLE": "1"}
+    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN"):
+        with pytest.raises(PlanMismatchError, match=f"{name}='nvls', the plan needs it unset"):
+            settings.apply({name: "nvls"})
+    with pytest.raises(PlanMismatchError, match="NCCL_NVLS_ENABLE='0'"):
+        settings.apply({"NCCL_NVLS_ENABLE": "0"})
+
+
+def test_what_nccl_is_not_known_to_take_is_forced(all_rings: Plan) -> None:
+    nvls = choice("tp", "all_reduce", Method("nvls"))
+    assert nccl_settings(by_itself(all_rings, nvls)).tuner_rules == ()
+    other_size = by_itself(all_rings, nvls, sizes=(KIB, 2 * KIB))
+    another = by_itself(all_rings, choice("tp", "all_reduce", Method("tree")))
+    one_of_two = by_itself(all_rings, nvls, choice("dp", "all_reduce", Method("tree")))
+    older = choosing(all_rings, nvls)
+    for plan in (other_size, another, one_of_two, older):
+        assert nccl_settings(plan).tuner_rules
 
 
 def test_a_plan_that_leaves_all_to_nccl_sets_nothing(all_rings: Plan) -> None:
