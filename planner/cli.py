@@ -412,12 +412,9 @@ def compress(
             {
                 "scheme": str(one.scheme),
                 "form": one.form,
-                "seconds": float(one.seconds[0]) if np.isfinite(one.seconds[0]) else None,
+                "seconds": float(one.seconds[0]),
                 "kernel_s": float(one.kernel_s[0]),
-                "sent_bytes": {
-                    level: float(sent[0])
-                    for level, sent in zip(levels, one.sent_bytes, strict=True)
-                },
+                "sent_bytes": dict(zip(levels, np.ravel(one.sent_bytes).tolist(), strict=True)),
                 "gain": float(one.gain[0]),
                 "why_not": why_not(found, one),
             }

@@ -320,20 +320,25 @@ def show_compression(
         levels: Names, as bytes are listed.
         found: Of one size, the exact one first.
     """
+    is_wide = out.width >= _WIDE
     columns = ["scheme|", "form|", "time>", "kernels>", *(f"{escape(name)}>" for name in levels)]
-    table = _table(*columns, "gain>", "why not", is_wide=out.width >= _WIDE)
+    columns += ["gain>", *(("why not",) if is_wide else ())]
+    table = _table(*columns, is_wide=is_wide)
     for one in found:
-        is_possible = bool(one.gain[0])
-        table.add_row(
+        row = (
             str(one.scheme),
             one.form,
-            format_seconds(float(one.seconds[0])) if is_possible else "none",
-            format_seconds(float(one.kernel_s[0])) if is_possible else "",
-            *(format_bytes(float(sent[0])) if is_possible else "" for sent in one.sent_bytes),
-            f"{one.gain[0]:.2f}" if is_possible else "",
+            format_seconds(float(one.seconds[0])),
+            format_seconds(float(one.kernel_s[0])),
+            *(format_bytes(float(sent[0])) for sent in one.sent_bytes),
+            f"{one.gain[0]:.2f}",
             why_not(found, one),
         )
+        table.add_row(*row[: len(columns)])
     _show(out, title, table)
+    for one in () if is_wide else found:
+        if reason := why_not(found, one):
+            out.print(f"{one.scheme} {one.form}: {reason}", markup=False)
     out.print(
         f"\n{BASIS}; bytes are what a rank sends over each level. Every scheme but exact changes "
         "the gradients, and no plan holds one. What would run them:"

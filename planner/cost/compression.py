@@ -403,8 +403,8 @@ def _more_bytes(found: Sequence[Compared], one: Compared, row: int) -> str:
     """Return why no fewer bytes leave the units."""
     own, exactly = _leaving(one, row), _leaving(found[0], row)
     more = f"sends {format_bytes(own)} where exact sends {format_bytes(exactly)}"
-    forms = [other for other in found if other.form == "hierarchical"]
-    if one.form == "flat" and any(np.isfinite(other.seconds[row]) for other in forms):
+    inside, *beyond = (sent[row] > 0 for sent in one.sent_bytes)
+    if one.form == "flat" and inside and any(beyond):
         return f"{more}: units do not add up what they have before it leaves them"
     if one.scheme.kind == "top_k":
         return f"{more}: less only below a density of {one.scheme.density * exactly / own:.2g}"

@@ -269,6 +269,10 @@ def test_reasons_are_the_terms_that_cost_most() -> None:
     reasons = {one.scheme.kind: why_not(nvlink, one) for one in nvlink}
     assert reasons["exact"] == ""
     assert "its kernels take" in reasons["power_sgd"]
+    uneven = ranks_group(slow_network(16), 12)  # 8 and 4: the shared unit's sums are never made
+    apart = compare(slow_network(16), H100, uneven, LARGE, [Scheme("int8_gather")])
+    assert [one.form for one in apart] == ["flat", "flat"]
+    assert "units do not add up" in why_not(apart, apart[1])
     assert "grows with the ranks" in reasons["int8_gather"]
     small = compared(switched(), np.array([4096.0]))
     assert "its 2 calls take" in why_not(small, found(switched(), "int8", sizes=ALL_SIZES[:1]))
