@@ -35,7 +35,7 @@ data (gloo/broadcast.cc). Ring and tree latencies follow NCCL's own model (src/g
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -166,7 +166,7 @@ def _spans(group: Group) -> list[tuple[Column, Column]]:
 
 def _evenly(group: Group, hops: Sequence[Column], sent: Sequence[Column]) -> Phase:
     """Return a phase in which all units send alike: what leaves is what their members sent."""
-    beyond = np.cumsum(np.stack(sent)[::-1], axis=0)[::-1]
+    beyond = list(accumulate(reversed(sent)))[::-1]
     out = [b * above for b, above in zip(members_below(group), beyond, strict=True)]
     return Phase(group, hops, sent, out)
 
@@ -177,11 +177,11 @@ def _steps(group: Group) -> list[Column]:
     return [n / b - n / m for b, m in _spans(group)]
 
 
-def _ring_hops(group: Group) -> list[Column]:
+def _ring_hops(n: Column, edges: Sequence[Column]) -> list[Column]:
     """Return the edges that the last piece of a pass crosses: all but one of the shortest."""
-    n, found = group.degree, []
+    found = []
     left_out = np.zeros(len(n), dtype=bool)
-    for part in _ring_edges(group):
+    for part in edges:
         is_first = (part > 0) & ~left_out
         found.append(n * part - is_first)
         left_out |= is_first
@@ -191,15 +191,20 @@ def _ring_hops(group: Group) -> list[Column]:
 def _ring_edges(group: Group) -> list[Column]:
     """Return the part of a ring's edges that lies on each level; it closes on the highest."""
     n = group.degree
-    return [np.where(m == b, 0.0, n / b - np.where(m == n, 0, n / m)) / n for b, m in _spans(group)]
+    units = [n / m for m in (*members_below(group), n)]
+    return [
+        np.where(m == b, 0.0, below - np.where(m == n, 0.0, above)) / n
+        for (b, m), (below, above) in zip(_spans(group), pairwise(units), strict=True)
+    ]
 
 
 def _ring(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
     if op in ("broadcast", "reduce"):
         return [_chain(group, size_bytes)]
     over_each_edge = size_bytes * (group.degree - 1) / group.degree
-    sent = [over_each_edge * part for part in _ring_edges(group)]
-    one_pass = _evenly(group, _ring_hops(group), sent)
+    edges = _ring_edges(group)
+    sent = [over_each_edge * part for part in edges]
+    one_pass = _evenly(group, _ring_hops(group.degree, edges), sent)
     own = 0.0 if op == "all_reduce" else size_bytes / group.degree
     return [replace(one_pass, own=own)] * PASSES[op]
 

@@ -21,6 +21,7 @@ measured on a path has what was measured. Measured curves go before all that.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
 from typing import Final
 
@@ -42,10 +43,13 @@ from planner.topology.fabric import NETWORK_KINDS, CallLevels, Fabric, Level
 __all__ = [
     "PRICED_PATHS",
     "Choice",
+    "Explained",
     "Terms",
+    "bases_of",
     "basis_of",
     "choose",
     "collective_terms",
+    "explain_call",
     "legal_methods",
     "lines_of",
     "measured_over_model",
@@ -92,6 +96,46 @@ class Choice:
     runner_up_s: Column
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """How a call spends its time, shape [rows].
+
+    Attributes:
+        terms: Its parts.
+        protocols: Name of the cheapest line of each call of the library that it is made of.
+        level_s: Per level, seconds that its bytes keep the busiest exit of that level busy.
+    """
+
+    terms: Terms
+    protocols: tuple[Column, ...]
+    level_s: tuple[Column, ...]
+
+    def bottleneck(self) -> Column:
+        """Return the index of the level that is busy longest."""
+        return np.argmax(self.level_s, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of the library by its best protocol, with phases that follow each other.
+
+    Attributes:
+        phases: Of the algorithm.
+        lines: That the call may take.
+        line: Which it takes, shape [rows].
+        launch_s: Shape [rows].
+        latencies: Of each phase, shape [rows].
+        transfers: Of each phase, shape [rows].
+    """
+
+    phases: list[Phase]
+    lines: tuple[Protocol, ...]
+    line: Column
+    launch_s: Column
+    latencies: list[Column]
+    transfers: list[Column]
+
+
 def legal_methods(fabric: Fabric, framework: Framework, op: Collective) -> tuple[Method, ...]:
     """Return what can run ``op``, the library's default first."""
     own = own_methods(framework, fabric.library, op)
@@ -125,11 +169,87 @@ def collective_terms(
         group: The group's lie on the levels, shape [rows].
         size_bytes: S as in ``planner.cost.algorithms``, shape [rows].
     """
-    terms = _modelled(op, method, fabric, group, size_bytes)
-    if not fabric.curves or method.path != "library":
-        return terms
-    over, _ = measured_over_model(op, method, fabric, group, size_bytes)
-    return Terms(terms.fixed_s * over, terms.latency_s * over, terms.transfer_s * over)
+    told = _told_by_curves(op, fabric, group, size_bytes) if method.path == "library" else None
+    return _terms(op, method, fabric, group, size_bytes, told)
+
+
+def explain_call(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> Explained:
+    """Return what ``collective_terms`` is made of, for the same arguments."""
+    modelled, calls = _modelled(op, method, fabric, group, size_bytes)
+    terms = collective_terms(op, method, fabric, group, size_bytes)
+    seen = calls_of(fabric, op, method.path)
+    busy = np.zeros((len(seen.levels), len(size_bytes)))
+    for call in calls:
+        own_share = _own_share(fabric, call.phases[0].family)
+        shares = [
+            np.array([_share(fabric, line, level) for line in call.lines])[call.line]
+            for level in seen.levels
+        ]
+        for phase in call.phases:
+            for depth, (out_s, _) in enumerate(_ways(phase, seen.levels, own_share)):
+                busy[depth] += out_s / shares[depth] / phase.efficiency
+    took, said = terms.total_s(), modelled.total_s()
+    level_s = busy * np.where(said > 0, took / np.where(said > 0, said, 1.0), 0.0)
+    protocols = tuple(np.array([line.name for line in call.lines])[call.line] for call in calls)
+    return Explained(terms, protocols, tuple(level_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What measured curves say, an entry for each curve and row that it is like.
+
+    Attributes:
+        rows: Of the group; where several curves are like one, the last entry counts.
+        over: Measured over modelled seconds, of what ran.
+        ran: Index into ``library_methods``.
+        only: Whether the curve is of that method, rather than of what the library took.
+        inside: Whether the size is inside the curve's.
+    """
+
+    rows: Column
+    over: Column
+    ran: Column
+    only: Column
+    inside: Column
+
+
+def _told_by_curves(
+    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
+) -> _Told | None:
+    """Return what the fabric's curves say; None where none is like any row."""
+    methods = library_methods(fabric, op)
+    number_of = {method.algorithm: number for number, method in enumerate(methods)}
+    found = []
+    for curve, alike in matching(fabric, op, group) if fabric.curves else ():
+        if curve.algorithm is None or curve.algorithm in number_of:
+            rows = np.flatnonzero(alike)
+            at = np.clip(size_bytes[rows], curve.sizes_bytes[0], curve.sizes_bytes[-1])
+            number = -1 if curve.algorithm is None else number_of[curve.algorithm]
+            found.append((rows, at, measured_s(curve, at), np.full(len(rows), number)))
+    if not found:
+        return None
+    found.sort(key=lambda columns: columns[-1][0] < 0)
+    rows, at, took, ran = (np.concatenate(column) for column in zip(*found[::-1], strict=True))
+    part, only = group.take(rows), ran >= 0
+    ran = np.where(only, ran, library_default(op, fabric, part, at))
+    said = np.choose(ran, [_modelled(op, one, fabric, part, at)[0].total_s() for one in methods])
+    return _Told(rows, took / said, ran, only, at == size_bytes[rows])
+
+
+def _told_of(
+    told: _Told | None, op: Collective, method: Method, fabric: Fabric, num_rows: int
+) -> tuple[Column, Column]:
+    """Return ``measured_over_model`` of one method."""
+    over, is_measured = np.ones(num_rows), np.zeros(num_rows, dtype=bool)
+    if told is not None:
+        methods = library_methods(fabric, op)
+        is_method = told.ran == (methods.index(method) if method in methods else -1)
+        counts = ~told.only | is_method
+        over[told.rows[counts]] = told.over[counts]
+        is_measured[told.rows[counts]] = (is_method & told.inside)[counts]
+    return over, is_measured
 
 
 def measured_over_model(
@@ -141,103 +261,98 @@ def measured_over_model(
     does over all: what the library takes there by its own rule is measured, and its other methods
     keep their distance. Beyond its ends a curve counts by the end, and nothing there is measured.
     """
-    over, is_measured = np.ones(len(size_bytes)), np.zeros(len(size_bytes), dtype=bool)
-    left = np.ones(len(size_bytes), dtype=bool)
-    curves = [
-        (curve, alike)
-        for curve, alike in matching(fabric, op, group)
-        if curve.algorithm in (None, method.algorithm)
-    ]
-    for curve, alike in sorted(curves, key=lambda one: one[0].algorithm is None):
-        rows = np.flatnonzero(alike & left)
-        if len(rows) == 0:
-            continue
-        part, size = group.take(rows), size_bytes[rows]
-        at = np.clip(size, curve.sizes_bytes[0], curve.sizes_bytes[-1])
-        took = measured_s(curve, at)
-        ran = [method] if curve.algorithm else list(library_methods(fabric, op))
-        taken = (
-            np.zeros(len(rows), dtype=int)
-            if curve.algorithm
-            else library_default(op, fabric, part, at)
-        )
-        said = np.choose(taken, [_modelled(op, one, fabric, part, at).total_s() for one in ran])
-        over[rows] = took / said
-        is_method = np.array([one == method for one in ran])[taken]
-        is_measured[rows] = is_method & (at == size)
-        left[rows] = False
-    return over, is_measured
+    told = _told_by_curves(op, fabric, group, size_bytes)
+    return _told_of(told, op, method, fabric, len(size_bytes))
+
+
+def _terms(
+    op: Collective,
+    method: Method,
+    fabric: Fabric,
+    group: Group,
+    size_bytes: Column,
+    told: _Told | None,
+) -> Terms:
+    terms, _ = _modelled(op, method, fabric, group, size_bytes)
+    if told is None or method.path != "library":
+        return terms
+    over, _ = _told_of(told, op, method, fabric, len(size_bytes))
+    return Terms(terms.fixed_s * over, terms.latency_s * over, terms.transfer_s * over)
+
+
+def bases_of(
+    op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
+) -> list[Basis]:
+    """Return what the seconds of every row rest on."""
+    modelled: Basis = "modelled" if is_validated(fabric.library, op, method) else "not validated"
+    if method.path != "library":
+        return [modelled] * len(size_bytes)
+    _, is_measured = measured_over_model(op, method, fabric, group, size_bytes)
+    return ["measured" if one else modelled for one in is_measured]
 
 
 def basis_of(
     op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
 ) -> Basis:
     """Return what the seconds of one call (one row) rest on."""
-    if method.path == "library" and fabric.curves:
-        _, is_measured = measured_over_model(op, method, fabric, group, size_bytes)
-        if is_measured[0]:
-            return "measured"
-    return "modelled" if is_validated(fabric.library, op, method) else "not validated"
+    return bases_of(op, method, fabric, group, size_bytes)[0]
 
 
 def _modelled(
     op: Collective, method: Method, fabric: Fabric, group: Group, size_bytes: Column
-) -> Terms:
+) -> tuple[Terms, list[_Call]]:
+    """Return the parts of the time by the model alone, and the library's calls."""
     seen = calls_of(fabric, op, method.path)
     parts = phases(op, method, fabric.library, group, size_bytes)
-    fixed: Column | float = 0.0
-    latencies: list[Column] = []
-    transfers: list[Column] = []
-    for _, call in groupby(parts, key=lambda phase: phase.call):
-        launch, latency, transfer = _cheapest_line(list(call), seen, fabric, method.path)
-        fixed = fixed + launch
-        latencies += latency
-        transfers += transfer
+    calls = [
+        _cheapest_line(list(call), seen, fabric, method.path)
+        for _, call in groupby(parts, key=lambda phase: phase.call)
+    ]
+    fixed = sum((call.launch_s for call in calls), np.zeros(len(size_bytes)))
+    latencies = [latency for call in calls for latency in call.latencies]
+    transfers = [transfer for call in calls for transfer in call.transfers]
     pieces = parts[0].pieces
     latency_s = _in_line(parts, latencies, pieces)
     at_a_time = np.where(_share_links(parts, seen.levels), 1.0, pieces)
     transfer_s = _in_line(parts, transfers, at_a_time)
     several = group.degree > 1
-    return Terms(
+    terms = Terms(
         np.where(several, fixed, 0.0),
         np.where(several, latency_s, 0.0),
         np.where(several, transfer_s, 0.0),
     )
+    return terms, calls
 
 
-def _cheapest_line(
-    call: Sequence[Phase], seen: CallLevels, fabric: Fabric, path: CallPath
-) -> tuple[Column | float, list[Column], list[Column]]:
-    """Return launch, and latency and transfer of every phase of one call, by its best protocol."""
-    family = call[0].family
-    lines = lines_of(fabric, path, family)
-    own_share = 0.0 if fabric.protocols is None else fabric.protocols.own_share[family]
-    hops = [_hops(phase, seen) for phase in call]
-    ways = [_ways(phase, seen.levels, own_share) for phase in call]
-    by_line = [
-        (
-            line.launch_s,
-            [_latency_s(phase, at, seen, line) for phase, at in zip(call, hops, strict=True)],
-            [
-                _transfer_s(phase, way, [_share(fabric, line, level) for level in seen.levels])
-                for phase, way in zip(call, ways, strict=True)
-            ],
+def _cheapest_line(call: list[Phase], seen: CallLevels, fabric: Fabric, path: CallPath) -> _Call:
+    """Return one call by its best protocol."""
+    lines = lines_of(fabric, path, call[0].family)
+    own_share = _own_share(fabric, call[0].family)
+    ratios = [
+        tuple(
+            line.network_hop_ratio if level.kind in NETWORK_KINDS else line.hop_ratio
+            for line in lines
         )
-        for line in lines
+        for level in seen.levels
     ]
-    if len(by_line) == 1:
-        return by_line[0]
-    totals = [
-        launch + np.add.reduce(latency) + np.add.reduce(transfer)
-        for launch, latency, transfer in by_line
-    ]
-    best = np.argmin(totals, axis=0)
-    launches = np.array([launch for launch, _, _ in by_line])
-    numbers = range(len(call))
-    return (
-        launches[best],
-        [np.choose(best, [latency[number] for _, latency, _ in by_line]) for number in numbers],
-        [np.choose(best, [transfer[number] for _, _, transfer in by_line]) for number in numbers],
+    slowness = [tuple(1 / _share(fabric, line, level) for line in lines) for level in seen.levels]
+    alike = {id(phase): phase for phase in call}  # the passes of a ring are one object
+    priced = {
+        number: (
+            _latency_s(phase, seen, ratios),
+            _transfer_s(phase, _ways(phase, seen.levels, own_share), slowness),
+        )
+        for number, phase in alike.items()
+    }
+    latencies, transfers = zip(*(priced[id(phase)] for phase in call), strict=True)
+    launches = np.array([line.launch_s for line in lines])
+    if len(lines) == 1:
+        best = np.zeros(len(call[0].group.degree), dtype=int)
+    else:
+        best = np.argmin(launches[:, None] + sum(latencies) + sum(transfers), axis=0)
+    at = best, np.arange(len(best))
+    return _Call(
+        call, lines, best, launches[best], [s[at] for s in latencies], [s[at] for s in transfers]
     )
 
 
@@ -266,18 +381,23 @@ def _share_links(parts: Sequence[Phase], levels: tuple[Level, ...]) -> Column:
     return shared
 
 
-def _hops(phase: Phase, seen: CallLevels) -> list[Column]:
-    """Return seconds of the hops on every level."""
-    return [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
+def _on_lines(
+    by_level: Sequence[Column], factors: Sequence[tuple[float, ...]], gather: np.ufunc
+) -> Column:
+    """Return ``by_level`` times the factor of each line there, gathered, shape [lines, rows].
+
+    Levels that have the same factors are gathered first.
+    """
+    alike: dict[tuple[float, ...], Column] = {}
+    for column, factor in zip(by_level, factors, strict=True):
+        alike[factor] = gather(alike[factor], column) if factor in alike else column
+    return reduce(gather, (np.multiply.outer(factor, one) for factor, one in alike.items()))
 
 
-def _latency_s(phase: Phase, hops: Sequence[Column], seen: CallLevels, line: Protocol) -> Column:
-    ratios = [
-        line.network_hop_ratio if level.kind in NETWORK_KINDS else line.hop_ratio
-        for level in seen.levels
-    ]
-    by_level = np.stack([ratio * one for ratio, one in zip(ratios, hops, strict=True)])
-    once = by_level.max(axis=0) if phase.at_once else by_level.sum(axis=0)
+def _latency_s(phase: Phase, seen: CallLevels, ratios: Sequence[tuple[float, ...]]) -> Column:
+    """Return the seconds of hops and of posting, shape [lines, rows]."""
+    hops = [steps * level.alpha_s for steps, level in zip(phase.hops, seen.levels, strict=True)]
+    once = _on_lines(hops, ratios, np.maximum if phase.at_once else np.add)
     return (once + phase.issued * seen.issue_s) * phase.pieces
 
 
@@ -289,22 +409,35 @@ def _ways(phase: Phase, levels: tuple[Level, ...], own_share: float) -> list[tup
     for depth, (level, below, inside, out, first) in enumerate(
         zip(levels, members_below(phase.group), phase.group.members, phase.out, fill, strict=True)
     ):
+        is_used = inside > below
+        if not is_used.any():
+            found.append((nothing, nothing))
+            continue
         members, senders = (np.minimum(inside, 2), 1) if phase.is_pair else (inside, below)
         capacity = senders * rate_of(level, phase.group, members, direct=phase.is_direct)
         moved = out if depth else out + own_share * phase.own
-        found.append((np.where(inside > below, moved / capacity, 0.0), first / capacity))
+        filling = nothing if phase.fill is None else first / capacity
+        found.append((np.where(is_used, moved / capacity, 0.0), filling))
     return found
 
 
 def _transfer_s(
-    phase: Phase, ways: Sequence[tuple[Column, Column]], shares: Sequence[float]
+    phase: Phase,
+    ways: Sequence[tuple[Column, Column]],
+    slowness: Sequence[tuple[float, ...]],
 ) -> Column:
-    """Return the largest over the levels of bytes out of a unit over what it can send."""
-    slowest = filling = np.zeros(len(phase.group.degree))
-    for share, (busy, first) in zip(shares, ways, strict=True):
-        slowest = np.maximum(slowest, busy / share)
-        filling = filling + first / share
-    return slowest / phase.efficiency + filling
+    """Return the largest over the levels of bytes out of a unit over what it sends, [lines, rows].
+
+    ``slowness`` is 1 over the share of a level's rate that each line reaches.
+    """
+    seconds = _on_lines([out_s for out_s, _ in ways], slowness, np.maximum) / phase.efficiency
+    if phase.fill is None:
+        return seconds
+    return seconds + _on_lines([fill_s for _, fill_s in ways], slowness, np.add)
+
+
+def _own_share(fabric: Fabric, family: Family) -> float:
+    return 0.0 if fabric.protocols is None else fabric.protocols.own_share[family]
 
 
 def _share(fabric: Fabric, line: Protocol, level: Level) -> float:
@@ -324,11 +457,12 @@ def choose(
     methods: tuple[Method, ...],
 ) -> Choice:
     """Return the cheapest of the legal ``methods`` and its runner-up for every row."""
+    told = _told_by_curves(op, fabric, group, size_bytes)
     seconds = np.stack(
         [
             np.where(
                 is_possible(op, method, group),
-                collective_terms(op, method, fabric, group, size_bytes).total_s(),
+                _terms(op, method, fabric, group, size_bytes, told).total_s(),
                 np.inf,
             )
             for method in methods
