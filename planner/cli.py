@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 from planner import __version__
+from planner.calibrate.apply import calibrated_fabric
+from planner.cost.comparison import SIZES_BYTES, compare_methods, comparison_document
 from planner.cost.compression import (
     BASIS,
     compare,
@@ -40,7 +42,7 @@ from planner.cost.expert_strategies import (
 )
 from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
-from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError
+from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError, UnknownNameError
 from planner.hardware.protocols import protocols_by_key
 from planner.model.bundled import load_model, model_names
 from planner.model.huggingface import model_from_config
@@ -57,6 +59,7 @@ from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import _slowest_device, build_problem, resolve
 from planner.tables import (
+    show_collectives,
     show_compression,
     show_degraded,
     show_experts,
@@ -425,6 +428,51 @@ def compress(
         title = f"all_reduce of {format_bytes(size)} of {precision} on {ranks:,} ranks of "
         title += f"{document.name}" + (f", {stride} apart" if stride > 1 else "")
         show_compression(_console(), title, levels, found)
+
+
+@app.command()
+def collectives(
+    topology: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
+    *,
+    nodes: Nodes = None,
+    op: Annotated[str | None, typer.Option(help="As all_reduce; default: all.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Of the group; default: all.")] = None,
+    stride: Annotated[int, typer.Option(min=1, help="From one rank to the next.")] = 1,
+    size: Annotated[
+        list[int] | None, typer.Option(help="Bytes as nccl-tests counts them; repeatable.")
+    ] = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="To list; repeatable.")] = None,
+    calibration: Annotated[
+        str, typer.Option(help="File that 'commplan calibrate' wrote, or none.")
+    ] = "none",
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare every way to run collectives on one group, and say why not the others."""
+    field = _topology_field(topology)
+    document = (
+        load_topology(field) if isinstance(field, str) else validated(TopologyDocument, field)
+    )
+    if op is not None and op not in get_args(Collective):
+        raise UnknownNameError("operation", op, get_args(Collective))
+    if nodes is None and ranks is not None:
+        asked = max(1, -(-ranks * stride // document.gpus_per_node))
+        nodes = min(asked, document.max_nodes)
+    fabric = compile_fabric(document, nodes)
+    if calibration != "none":
+        from planner.calibrate.runs import check_calibration  # scipy doubles the start
+
+        constants = _read(Calibration, calibration)
+        check_calibration(constants, document.name)
+        fabric = calibrated_fabric(fabric, constants)
+    group = ranks_group(fabric, fabric.num_gpus // stride if ranks is None else ranks, stride)
+    found = [
+        compare_methods(one, fabric, group, size or SIZES_BYTES, algorithm or ())
+        for one in ([cast("Collective", op)] if op else get_args(Collective))
+    ]
+    if as_json:
+        _print(json.dumps(comparison_document(fabric, group, found), indent=2))
+    else:
+        show_collectives(_console(), fabric, group, found)
 
 
 # ---------------------------------------------------------------------- topologies and models

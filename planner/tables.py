@@ -10,9 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from planner.cost.comparison import AtSize, Comparison
 from planner.cost.compression import BASIS, NEEDS, Compared, why_not
 from planner.cost.expert_strategies import BreakEven, Strategy
 from planner.cost.expert_traffic import Exits
+from planner.layout.groups import Group
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
@@ -40,6 +42,7 @@ from planner.units import counted, format_bytes, format_count, format_rate, form
 from planner.validate.scores import Scores
 
 __all__ = [
+    "show_collectives",
     "show_compression",
     "show_degraded",
     "show_experts",
@@ -54,6 +57,7 @@ __all__ = [
 _BAR_WIDTH: Final = 36
 # Below this width the reasons of the runners-up stand under their table.
 _WIDE: Final = 110
+_SIZES_A_TABLE: Final = 9
 _MAX_VALUE_LENGTH: Final = 100
 # Those that would be empty for every level are left out.
 _LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
@@ -346,6 +350,86 @@ def show_compression(
     kinds = dict.fromkeys(one.scheme.kind for one in found)
     for kind in (kind for kind in kinds if kind in NEEDS):
         out.print(f"  {kind}: {NEEDS[kind]}", markup=False)
+
+
+def show_collectives(
+    out: Console, fabric: Fabric, group: Group, comparisons: Iterable[Comparison]
+) -> None:
+    """Print what every way to run each operation takes by size, and why others cannot run.
+
+    Args:
+        out: Where to.
+        fabric: Levels and library.
+        group: Who takes part, one row.
+        comparisons: Of the operations.
+    """
+    library, stride = fabric.library.upper(), int(group.stride[0])
+    levels = ", ".join(
+        f"{level.name} {members[0]:,}" + (f" ({level.path})" if level.path != "peer" else "")
+        for level, members in zip(fabric.levels, group.members, strict=True)
+    )
+    out.print(
+        f"{int(group.degree[0]):,} ranks of {fabric.topology}"
+        + (f", {stride:,} apart" if stride > 1 else "")
+        + f"; ranks of the group in a unit of each level: {levels}",
+        style="bold",
+        markup=False,
+    )
+    for one in comparisons:
+        for at in range(0, len(one.sizes), _SIZES_A_TABLE):
+            _show(out, one.op, _comparison_table(one, one.sizes[at : at + _SIZES_A_TABLE], library))
+        _show_words(out, one, library)
+    out.print("\n* the cheapest of what a plan can hold", markup=False)
+
+
+def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) -> Table:
+    table = _table("method|", *(f"{format_bytes(at.size_bytes)}>" for at in sizes), "basis")
+    by_method = zip(*(at.prices for at in sizes), strict=True)
+    run_by = {way.method: way.run_by for way in one.ways}
+    for prices in by_method:
+        name = prices[0].method
+        cells = (
+            format_seconds(price.seconds) + ("*" if at.cheapest == name else "")
+            for at, price in zip(sizes, prices, strict=True)
+        )
+        by = "" if run_by[name] == "library" else f" [{run_by[name]}]"
+        bases = dict.fromkeys(price.basis for price in prices)
+        table.add_row(escape(name + by), *cells, ", ".join(bases))
+    bounds = (
+        "" if at.bound_s is None else f"{100 * at.bound_s / at.cheapest_s:.0f} %" for at in sizes
+    )
+    rows = {
+        "next takes longer by": [_slower(at.margin) for at in sizes],
+        f"{library} takes": [at.library_default or "" for at in sizes],
+        "which takes longer by": [_slower(at.default_loses) for at in sizes],
+        "cheapest, of bound": list(bounds),
+    }
+    for title, values in rows.items():
+        if any(values):
+            table.add_row(title, *values, "")
+    return table
+
+
+def _show_words(out: Console, one: Comparison, library: str) -> None:
+    """Print what a table of seconds cannot say: thresholds, conditions, reasons."""
+    steps = [
+        f"{Method(step.algorithm, step.path)} "
+        + ("above" if step.up_to_bytes is None else f"to {format_bytes(step.up_to_bytes)}")
+        for step in one.thresholds
+    ]
+    if len(steps) > 1:
+        out.print(f"cheapest: {', '.join(steps)}", markup=False)
+    for way in one.ways:
+        if way.why_not:
+            out.print(f"not {way.method}: {way.why_not}", markup=False)
+        elif way.since:
+            out.print(f"{way.method}: {library} {way.since} and later", markup=False)
+        elif way.run_by == "others":
+            out.print(f"{way.method}: {way.why}", markup=False)
+
+
+def _slower(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.0f} %" if share else "0 %"
 
 
 def _time_table(plan: Plan) -> Table:

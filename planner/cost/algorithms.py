@@ -44,11 +44,19 @@ from planner.constants import TREE_EFFICIENCY
 from planner.hardware.protocols import Family
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
-from planner.plan import CallPath, Collective, Method
+from planner.plan import Algorithm, CallPath, Collective, Method
 from planner.segments import chain_segments, hierarchy_pieces, shared_barriers, tree_segments
 from planner.topology.document import Library
 
-__all__ = ["PASSES", "Phase", "is_possible", "members_below", "phases", "runs_as"]
+__all__ = [
+    "NEEDED_OF_GROUP",
+    "PASSES",
+    "Phase",
+    "is_possible",
+    "members_below",
+    "phases",
+    "runs_as",
+]
 
 # Passes of S (n-1)/n, in a ring and in memory.
 PASSES: Final[dict[Collective, int]] = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
@@ -132,6 +140,19 @@ def runs_as(library: Library, op: Collective, path: CallPath = "library") -> Col
     """Return what is done where ``op`` is asked for."""
     emulated = library == "gloo" and path == "library" and op == "reduce_scatter"
     return "all_reduce" if emulated else op
+
+
+# What ``is_possible`` asks of a group, in words.
+_ONE_DOMAIN: Final = "all ranks in one node or domain"
+_SEVERAL_UNITS: Final = "equally many ranks, two or more, in each of several nodes"
+NEEDED_OF_GROUP: Final[dict[Algorithm, str]] = {
+    "hierarchical": _SEVERAL_UNITS,
+    "three_level": f"{_SEVERAL_UNITS}, and of these in each of several leaves",
+    **dict.fromkeys(("copy_engine", "nvls", "one_shot", "two_shot"), _ONE_DOMAIN),
+    **dict.fromkeys(("nvls_tree", "collnet"), _SEVERAL_UNITS),
+    "pat": "one rank in each of several nodes",
+    "halving_doubling": "a power of two of ranks",
+}
 
 
 def is_possible(op: Collective, method: Method, group: Group) -> Column:
