@@ -73,8 +73,8 @@ class Protocols:
 
     @property
     def largest_share(self) -> float:
-        """Share of the line that large rings take: what a measured level's rate is of."""
-        return max(line.share for line in self.lines["ring"])
+        """Share of the line that reaches most: what a measured level's rate is of."""
+        return max(line.share for lines in self.lines.values() for line in lines)
 
     def only(self, name: str) -> "Protocols":
         """Return the lines of the protocol ``name``, in families that have it."""

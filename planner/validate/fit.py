@@ -27,9 +27,9 @@ __all__ = ["START", "Measured", "fit_protocols", "leave_one_out", "measured_call
 
 # Relative errors beyond this count linearly.
 _ROBUST_ABOVE: Final = 0.1
-# A curve is trusted to 5 %, a start to a factor of e: the ratio weighs them. Hops are those of the
+# A curve is trusted to 10 %, a start to a factor of e: the ratio weighs them. Hops are those of the
 # links, and a copy costs less than a send, but for a reason.
-_PRIOR_WEIGHT: Final = 0.05
+_PRIOR_WEIGHT: Final = 0.1
 _KNOWN_WEIGHT: Final = 0.15
 _KNOWN: Final = (("hop", "ll", ""), ("own", "ring", ""), ("own", "direct", ""))
 _LARGE_BYTES: Final = 1 << 20
@@ -137,6 +137,8 @@ def fit_protocols(
     measured: Sequence[Measured],
     begin: Mapping[str, Protocols] | None = None,
     keys: Iterable[str] | None = None,
+    *,
+    between: bool = True,
 ) -> dict[str, Protocols]:
     """Return the lines of every key that has calls on one node.
 
@@ -144,6 +146,7 @@ def fit_protocols(
         measured: Calls of all machines that are to count.
         begin: Where to begin looking; never where to end.
         keys: Which to fit; the others stay as in ``begin``.
+        between: Whether to fit what happens between hosts too.
     """
     found = dict(begin or {})
     by_key: dict[str, list[Measured]] = defaultdict(list)
@@ -152,8 +155,8 @@ def fit_protocols(
             by_key[one.key].append(one)
     for key in keys if keys is not None else sorted(by_key):
         found[key] = _fit_inside(by_key[key], found.get(key, START)) if key in by_key else START
-    between = [one for one in measured if one.num_nodes > 1 and one.nics_known and one.key in found]
-    return _fit_between(between, found) if between else found
+    several = [one for one in measured if one.num_nodes > 1 and one.nics_known and one.key in found]
+    return _fit_between(several, found) if between and several else found
 
 
 # ------------------------------------------------------------------------------ what is fitted
@@ -287,9 +290,10 @@ def _fit_between(
         lines = all_written(values)
         return _misses(measured, lambda one: lines[str(one.key)])
 
-    start = [read(START) for read, _ in _BETWEEN.values()]
+    first = next(iter(inside.values()))
+    start, begin = ([read(lines) for read, _ in _BETWEEN.values()] for lines in (START, first))
     weights = np.full(len(start), _PRIOR_WEIGHT)
-    return all_written(_solve(start, start, weights, misses))
+    return all_written(_solve(start, begin, weights, misses))
 
 
 def _written(
@@ -338,9 +342,14 @@ def leave_one_out(rows: Sequence[Row], begin: Mapping[str, Protocols]) -> list[P
     found: dict[int, Prediction] = {}
     for machine in dict.fromkeys(machines):
         numbers = [number for number, name in enumerate(machines) if name == machine]
-        keys = {one.key for one in measured if one.machine == machine and one.num_nodes == 1}
+        own = [one for one in measured if one.machine == machine and one.key is not None]
         others = [one for one in measured if one.machine != machine]
-        fitted = fit_protocols(others, begin, sorted(key for key in keys if key is not None))
+        fitted = fit_protocols(
+            others,
+            begin,
+            sorted({str(one.key) for one in own if one.num_nodes == 1}),
+            between=any(one.num_nodes > 1 for one in own),
+        )
         questions = [without_outcomes(rows[number]) for number in numbers]
         found.update(zip(numbers, predict(questions, fitted), strict=True))
     return [found[number] for number in range(len(rows))]
