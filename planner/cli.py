@@ -437,9 +437,9 @@ def collectives(
     nodes: Nodes = None,
     op: Annotated[str | None, typer.Option(help="As all_reduce; default: all.")] = None,
     ranks: Annotated[int | None, typer.Option(help="Of the group; default: all.")] = None,
-    stride: Annotated[int, typer.Option(min=1, help="From one rank to the next.")] = 1,
+    stride: Annotated[int, typer.Option(help="From one rank to the next.")] = 1,
     size: Annotated[
-        list[int] | None, typer.Option(help="Bytes as nccl-tests counts them; repeatable.")
+        list[str] | None, typer.Option(help="Bytes as nccl-tests counts them; repeatable.")
     ] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="To list; repeatable.")] = None,
     calibration: Annotated[
@@ -464,15 +464,27 @@ def collectives(
         constants = _read(Calibration, calibration)
         check_calibration(constants, document.name)
         fabric = calibrated_fabric(fabric, constants)
-    group = ranks_group(fabric, fabric.num_gpus // stride if ranks is None else ranks, stride)
+    group = ranks_group(
+        fabric, fabric.num_gpus // max(stride, 1) if ranks is None else ranks, stride
+    )
+    sizes = [_whole_bytes(one) for one in size or ()] or SIZES_BYTES
     found = [
-        compare_methods(one, fabric, group, size or SIZES_BYTES, algorithm or ())
+        compare_methods(one, fabric, group, sizes, algorithm or ())
         for one in ([cast("Collective", op)] if op else get_args(Collective))
     ]
     if as_json:
         _print(json.dumps(comparison_document(fabric, group, found), indent=2))
     else:
         show_collectives(_console(), fabric, group, found)
+
+
+def _whole_bytes(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise InvalidInputError(
+            f"--size {text!r}: need whole bytes, for example 1048576", where="size"
+        ) from exc
 
 
 # ---------------------------------------------------------------------- topologies and models

@@ -392,7 +392,7 @@ def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) ->
             format_seconds(price.seconds) + ("*" if at.cheapest == name else "")
             for at, price in zip(sizes, prices, strict=True)
         )
-        by = "" if run_by[name] == "library" else f" [{run_by[name]}]"
+        by = f" [{run_by[name]}]" if run_by[name] != "library" and ")" not in name else ""
         bases = dict.fromkeys(price.basis for price in prices)
         table.add_row(escape(name + by), *cells, ", ".join(bases))
     bounds = (
@@ -420,16 +420,18 @@ def _show_words(out: Console, one: Comparison, library: str) -> None:
     if len(steps) > 1:
         out.print(f"cheapest: {', '.join(steps)}", markup=False)
     for way in one.ways:
-        if way.why_not:
-            out.print(f"not {way.method}: {way.why_not}", markup=False)
-        elif way.since:
+        if not way.why_not and way.run_by == "others":
+            out.print(f"{way.method}, by others: {way.why}", markup=False)
+        elif not way.why_not and way.since:
             out.print(f"{way.method}: {library} {way.since} and later", markup=False)
-        elif way.run_by == "others":
-            out.print(f"{way.method}: {way.why}", markup=False)
+    for reason in dict.fromkeys(way.why_not for way in one.ways if way.why_not):
+        methods = ", ".join(way.method for way in one.ways if way.why_not == reason)
+        out.print(f"not {methods}: {reason}", markup=False)
 
 
 def _slower(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.0f} %" if share else "0 %"
+    """Return how much longer, as ``+18 %``; empty where that is not known."""
+    return "" if share is None else f"{100 * share:+.0f} %".replace("+0 %", "0 %")
 
 
 def _time_table(plan: Plan) -> Table:
@@ -454,18 +456,19 @@ def _bar(part: Part) -> str:
 
 
 def _show_collectives(out: Console, plan: Plan) -> None:
-    """Print the calls; where there is no room for a column of runners-up, those below them."""
+    """Print the calls; where there is no room for runners-up and remarks, those below them."""
     is_wide = out.width >= _WIDE
     _show(out, "collectives", _collectives_table(plan, is_wide=is_wide))
     for choice in () if is_wide else plan.collectives:
-        if choice.runner_up is not None:
-            out.print(f"{choice.axis} {choice.op}: runner-up {_runner_up(choice)}", markup=False)
+        next_best = "" if choice.runner_up is None else f"runner-up {_runner_up(choice)}"
+        if words := ", ".join(filter(None, (next_best, _remarks(choice)))):
+            out.print(f"{choice.axis} {choice.op}: {words}", markup=False)
 
 
 def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
     columns = [
         *("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "of bound>"),
-        *(("runner-up",) if is_wide else ()),
+        *(("runner-up|", "") if is_wide else ()),
     ]
     table = _table(*columns, is_wide=is_wide)
     for choice in plan.collectives:
@@ -478,9 +481,21 @@ def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
             format_seconds(choice.predicted_s),
             closeness(choice),
             _runner_up(choice),
+            _remarks(choice),
         )
         table.add_row(*row[: len(columns)])
     return table
+
+
+def _remarks(choice: CollectiveChoice) -> str:
+    """Return what the library would take and lose by itself, and what the time rests on."""
+    found = []
+    default, its_s = choice.library_default, choice.library_default_s
+    if default and its_s and (choice.algorithm, choice.path) != Method(default):
+        found.append(f"library takes {default}: {_slower(its_s / choice.predicted_s - 1)}")
+    if choice.basis != "modelled":
+        found.append(choice.basis)
+    return ", ".join(found)
 
 
 def _runner_up(choice: CollectiveChoice) -> str:

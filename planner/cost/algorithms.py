@@ -143,14 +143,14 @@ def runs_as(library: Library, op: Collective, path: CallPath = "library") -> Col
 
 
 # What ``is_possible`` asks of a group, in words.
-_ONE_DOMAIN: Final = "all ranks in one node or domain"
-_SEVERAL_UNITS: Final = "equally many ranks, two or more, in each of several nodes"
+_ONE_DOMAIN: Final = "all ranks in one unit of the innermost level"
+_SEVERAL_UNITS: Final = "equally many ranks, two or more, in each of several innermost units"
 NEEDED_OF_GROUP: Final[dict[Algorithm, str]] = {
     "hierarchical": _SEVERAL_UNITS,
-    "three_level": f"{_SEVERAL_UNITS}, and of these in each of several leaves",
+    "three_level": f"{_SEVERAL_UNITS}, and equally many of these in each above",
     **dict.fromkeys(("copy_engine", "nvls", "one_shot", "two_shot"), _ONE_DOMAIN),
     **dict.fromkeys(("nvls_tree", "collnet"), _SEVERAL_UNITS),
-    "pat": "one rank in each of several nodes",
+    "pat": "one rank in each of several innermost units",
     "halving_doubling": "a power of two of ranks",
 }
 
@@ -253,9 +253,15 @@ def _halving_doubling(op: Collective, group: Group, size_bytes: Column) -> list[
 
 
 def _tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down."""
+    """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down.
+
+    Every channel has another member of the unit for its head, so that no member has both.
+    """
     chain, *_ = group.members
-    return [replace(_double_tree(op, group, size_bytes, chain), efficiency=TREE_EFFICIENCY.value)]
+    whole = _double_tree(op, group, size_bytes, chain)
+    along = np.where(chain > 1, size_bytes * np.minimum(chain - 1, 2), whole.out[0])
+    out = [along, *whole.out[1:]]
+    return [replace(whole, out=out, efficiency=TREE_EFFICIENCY.value)]
 
 
 def _tree_of_pieces(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:

@@ -22,8 +22,8 @@ from planner.topology.fabric import Fabric
 __all__ = ["known_methods", "library_default", "library_methods", "why_not"]
 
 _NEEDS: Final[dict[Need, str]] = {
-    "multicast": "switches inside the node that reduce",
-    "network": "several nodes",
+    "multicast": "switches at the innermost level that reduce",
+    "network": "a second level",
     "sharp": "a plugin by which switches of the network reduce",
 }
 
@@ -76,7 +76,7 @@ def why_not(fabric: Fabric, op: Collective, method: Method, group: Group | None 
         *(other for other, _ in OTHER_METHODS.get(fabric.library, {}).get(op, ())),
     )
     if not rules and method not in brought:
-        return f"{fabric.library} has no {method} for {op}"
+        return f"{fabric.library} does not have it"
     missing = _missing(fabric, rules[0]) if rules else []
     if missing:
         return f"needs {' and '.join(missing)}"
