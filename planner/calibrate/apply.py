@@ -20,7 +20,8 @@ def calibrated_fabric(fabric: Fabric, calibration: Calibration | None) -> Fabric
         return fabric
     source = f"calibration {calibration.id}"
     fitted = with_fits(fabric, calibration.levels, calibration.calls, source=source)
-    others = () if calibration.levels else fabric.curves
+    is_fitted = any(level.measured for level in fitted.levels)
+    others = () if is_fitted else fabric.curves
     return replace(fitted, curves=(*calibration.curves, *others))
 
 

@@ -441,12 +441,15 @@ def _own_share(fabric: Fabric, family: Family) -> float:
 
 
 def _share(fabric: Fabric, line: Protocol, level: Level) -> float:
-    """Return the part of what a level reaches that a protocol reaches there."""
-    if level.kind in NETWORK_KINDS:
-        return line.network_share
-    if level.measured and fabric.protocols is not None:
-        return line.share / fabric.protocols.largest_share
-    return line.share
+    """Return the part of what a level reaches that a protocol reaches there.
+
+    What was measured of a level is what the protocol that reaches most reached.
+    """
+    is_network, lines = level.kind in NETWORK_KINDS, fabric.protocols
+    share = line.network_share if is_network else line.share
+    if not level.measured or lines is None:
+        return share
+    return share / (lines.largest_network_share if is_network else lines.largest_share)
 
 
 def choose(

@@ -76,6 +76,11 @@ class Protocols:
         """Share of the line that reaches most: what a measured level's rate is of."""
         return max(line.share for lines in self.lines.values() for line in lines)
 
+    @property
+    def largest_network_share(self) -> float:
+        """The same of levels between hosts."""
+        return max(line.network_share for lines in self.lines.values() for line in lines)
+
     def only(self, name: str) -> "Protocols":
         """Return the lines of the protocol ``name``, in families that have it."""
         kept = {
