@@ -17,13 +17,14 @@ __all__ = [
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
     "LOOPBACK_SENDER_CORES",
+    "MEMORY_PASSES",
     "MESSAGE_ISSUE_S",
-    "OVERLAP_SLOWDOWN",
     "PATH_ALPHA",
     "PATH_RATE",
     "STEP_SPREAD",
     "SUSTAINED_CLOCK",
     "TREE_EFFICIENCY",
+    "UNKNOWN_LOST_SHARE",
     "Constant",
 ]
 
@@ -140,9 +141,21 @@ PATH_RATE: Final[dict[str, Constant]] = {
     "executor": Constant(0.82, "1", "collective", 0.5, _LOOPBACK),
     "shm": Constant(1.92, "1", "collective", 0.5, _LOOPBACK),
 }
-# While a kernel-driven collective runs beside compute it holds SMs.
-OVERLAP_SLOWDOWN: Final = Constant(
-    0.15, "1", "compute beside a collective", 0.5, "assumed: about 20 of 132 SMs held by NCCL"
+# What a collective beside compute costs it (planner.cost.sharing).
+MEMORY_PASSES: Final = Constant(
+    2.0,
+    "1",
+    "compute beside a collective",
+    0.25,
+    "memory traffic of a byte sent: two passes at least, three with user buffers (an NCCL "
+    "maintainer, NVIDIA/nccl#1428); two fit the kernels timed there",
+)
+UNKNOWN_LOST_SHARE: Final = Constant(
+    0.15,
+    "1",
+    "compute beside a collective",
+    0.5,
+    "assumed, for HCCL and oneCCL alone: their kernels are not modelled",
 )
 # Kernel tables are made in a loop on a cool, idle node; a training job holds all GPUs at their
 # power limit, where clocks fall. Keyed by device; other devices take the "" entry.

@@ -1,18 +1,33 @@
 """What may hide under what: the one table.
 
 ``step`` reads a rule as a budget: a collective that runs beside compute is exposed only beyond
-the compute it may hide under, and takes SMs from what it hides under (``OVERLAP_SLOWDOWN``).
-No other file has an overlap factor. Sends between stages are in the pipeline law.
+the compute it may hide under, and slows what it hides under by what it takes of the device
+(``planner.cost.sharing``). No other file has an overlap factor. Sends between stages are in the
+pipeline law.
+
+Collectives beside the same pass run one after the other, those of the experts beside those of the
+rest. torch keeps a stream for every process group; Megatron-LM has one data-parallel group for
+dense parameters and one for experts, each with its own chain of asynchronous buckets
+(core/distributed/param_and_grad_buffer.py), and FSDP gathers and scatters on the group of its
+unit. So within either nothing runs at once: not a gather and a scatter, nor, on one more stream, a
+shard and its reduction over replicas. Between both the levels are shared (``sharing.shared_s``).
+The executor reduces after the last backward, and one thing at a time.
+
+A block's own collectives (tp, cp, ep) run meanwhile on groups of theirs, and compute waits for
+them. Their seconds are no budget here: as it should be where gradients need the same level, too
+slow where they cross the network while tp stays inside the host.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 
-from planner.constants import OVERLAP_SLOWDOWN
+from planner.cost.sharing import shared_s
 from planner.layout.candidates import Column
 
-__all__ = ["BLOCK_OVERLAPS", "RANK_OVERLAPS", "exposed_s"]
+__all__ = ["BLOCK_OVERLAPS", "RANK_OVERLAPS", "BesidePass", "exposed_s"]
 
 # Block op -> the ops of the same block and pass that it runs beside.
 #   tp regather: while the input gradient of the same product is computed (2205.05198, 4.2.2)
@@ -43,13 +58,71 @@ RANK_OVERLAPS: Final[dict[str, Literal["forward", "backward"]]] = {
 }
 
 
-def exposed_s(total_s: Column, budget_s: Column, always_s: Column | float = 0.0) -> Column:
+def exposed_s(
+    total_s: Column,
+    budget_s: Column,
+    lost_share: Column | float = 0.0,
+    always_s: Column | float = 0.0,
+) -> Column:
     """Return the seconds a collective adds to the step, shape [rows].
+
+    While it runs beside compute, that goes on at ``1 - lost_share`` of its rate. So either compute
+    ends last, ``lost_share`` of the hidden seconds late, or the collective does.
 
     Args:
         total_s: Of the collective.
-        budget_s: Compute it may hide under.
+        budget_s: Compute it may hide under, as long as it takes alone.
+        lost_share: Of compute's rate, while the collective runs.
         always_s: The part that nothing can hide.
+
+    >>> exposed_s(np.array([2.0, 10.0]), np.array([8.0, 8.0]), 0.25)
+    array([0.5, 2.5])
     """
-    exposed = np.minimum(total_s, np.maximum(total_s - budget_s, always_s))
-    return exposed + OVERLAP_SLOWDOWN.value * (total_s - exposed)
+    return BesidePass(budget_s).add(total_s, lost_share, always_s)
+
+
+@dataclass(slots=True)
+class BesidePass:
+    """Collectives of a rank beside one forward or backward, added one by one.
+
+    Attributes:
+        budget_s: Compute of the pass, shape [rows].
+    """
+
+    budget_s: Column
+    _alone_s: dict[bool, Column] = field(default_factory=dict)
+    _levels_s: dict[bool, list[Column]] = field(default_factory=dict)
+    _slowed_s: Column | float = 0.0
+    _exposed_s: Column | float = 0.0
+
+    def add(
+        self,
+        total_s: Column,
+        lost_share: Column | float,
+        always_s: Column | float,
+        level_shares: Sequence[Column] = (),
+        *,
+        of_experts: bool = False,
+    ) -> Column:
+        """Return the seconds that one more collective adds to the pass, shape [rows].
+
+        Args:
+            total_s: Of all its calls in the pass.
+            lost_share: As in ``exposed_s``.
+            always_s: The part that nothing can hide.
+            level_shares: Part of ``total_s`` that each level is busy.
+            of_experts: Whether it runs in the experts' chain rather than the others'.
+        """
+        always = np.minimum(total_s, always_s)
+        busy = [share * total_s for share in level_shares]
+        if of_experts in self._alone_s:
+            self._alone_s[of_experts] = self._alone_s[of_experts] + total_s
+            before = self._levels_s[of_experts]
+            self._levels_s[of_experts] = [a + b for a, b in zip(before, busy, strict=True)]
+        else:
+            self._alone_s[of_experts], self._levels_s[of_experts] = total_s, busy
+        done = shared_s(list(self._alone_s.values()), list(self._levels_s.values()))
+        self._slowed_s = self._slowed_s + always + lost_share * (total_s - always)
+        exposed = np.maximum(done - self.budget_s, self._slowed_s)
+        added, self._exposed_s = exposed - self._exposed_s, exposed
+        return added

@@ -1,4 +1,7 @@
-"""Seconds of every op: the only reader of kernel figures, and where collectives are chosen."""
+"""Seconds of every op: the only reader of kernel figures, and where collectives are chosen.
+
+Of what may run beside compute it says what that costs, too.
+"""
 
 from dataclasses import dataclass, fields, replace
 
@@ -6,8 +9,11 @@ import numpy as np
 
 from planner.constants import SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose, legal_methods
+from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS
 from planner.cost.problem import Problem
+from planner.cost.sharing import Processors, level_shares, lost_share, moved_bytes
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
+from planner.frameworks import overlaps_data_parallel
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
@@ -25,12 +31,18 @@ class Timed:
         seconds: One occurrence, shape [rows].
         total_s: All occurrences, shape [rows].
         choice: Of the algorithm, for a collective.
+        lost_share: Of compute's rate, while the collective runs beside it, shape [rows]; 0 of
+            what never does.
+        level_shares: Part of ``seconds`` that it keeps each level busy, shape [rows]; empty where
+            nothing else runs at the same time.
     """
 
     op: Op
     seconds: Column
     total_s: Column
     choice: Choice | None = None
+    lost_share: Column | float = 0.0
+    level_shares: tuple[Column, ...] = ()
 
     def take(self, rows: Column) -> "Timed":
         """Return the op gathered to ``rows``, without its choice."""
@@ -39,14 +51,31 @@ class Timed:
             for f in fields(self.op)
             if isinstance(getattr(self.op, f.name), np.ndarray)
         }
-        return Timed(replace(self.op, **columns), self.seconds[rows], self.total_s[rows])
+        lost = self.lost_share
+        return Timed(
+            replace(self.op, **columns),
+            self.seconds[rows],
+            self.total_s[rows],
+            lost_share=lost[rows] if isinstance(lost, np.ndarray) else lost,
+            level_shares=tuple(share[rows] for share in self.level_shares),
+        )
 
 
-def seconds(problem: Problem, c: Candidates, ops: list[Op]) -> list[Timed]:
-    """Return the ops with their times, in the same order."""
+def seconds(
+    problem: Problem, c: Candidates, ops: list[Op], processors: Processors | None = None
+) -> list[Timed]:
+    """Return the ops with their times, in the same order.
+
+    Args:
+        problem: What stays fixed.
+        c: Candidates.
+        ops: Of the candidates.
+        processors: Of ``problem.fabric``; one for many calls saves work.
+    """
+    processors = processors or Processors(problem.fabric)
     axes = {op.axis for op in ops if isinstance(op, Communication)}
     groups = {axis: axis_group(problem.fabric, c, axis) for axis in axes}
-    return [_timed(problem, groups, op) for op in ops]
+    return _beside_compute(problem, processors, groups, [_timed(problem, groups, op) for op in ops])
 
 
 def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
@@ -56,6 +85,33 @@ def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op) / problem.fabric.slowest_share
     return Timed(op, once, once * op.repeats)
+
+
+def _beside_compute(
+    problem: Problem, processors: Processors, groups: dict[Axis, Group], timed: list[Timed]
+) -> list[Timed]:
+    """Return the ops, with what they share where they run beside compute."""
+    fabric, shared = problem.fabric, overlaps_data_parallel(problem.framework)
+    named = {*BLOCK_OVERLAPS, *(RANK_OVERLAPS if shared else ())}
+    calls = {
+        number: one.op
+        for number, one in enumerate(timed)
+        if isinstance(one.op, Communication) and one.op.name in named and one.op.repeats.any()
+    }
+    meeting = {call.axis for call in calls.values()} if problem.model.experts else ()
+    levels = {axis: tuple(level_shares(fabric, groups[axis])) for axis in meeting}
+    found = list(timed)
+    for number, call in calls.items():
+        one, group = timed[number], groups[call.axis]
+        held = processors.taken(call.op, group, call.size_bytes)
+        assert one.choice is not None, "a collective has a choice"
+        engines = np.array([method.algorithm == "copy_engine" for method in one.choice.methods])
+        if engines.any():
+            held = np.where(engines[one.choice.index], 0.0, held)
+        moved = moved_bytes(call.op, group, call.size_bytes)
+        lost = lost_share(problem.device, fabric, held, moved, one.seconds)
+        found[number] = replace(one, lost_share=lost, level_shares=levels.get(call.axis, ()))
+    return found
 
 
 def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:

@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
+from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, BesidePass, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
 from planner.cost.shares import fullest_profile, rank_parameters
+from planner.cost.sharing import Processors
 from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
@@ -83,12 +84,13 @@ def price(problem: Problem, candidates: Candidates) -> Priced:
     """Return step time and breakdown of every candidate."""
     keys, inverse = distinct(candidates, (*BLOCK_COLUMNS, "split"))
     folded = _fold(problem, keys)
+    processors = Processors(problem.fabric)
     chunks = []
     for start in range(0, len(candidates), CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         chunk = candidates.take(rows)
         rank_keys, rank_inverse = distinct(chunk, RANK_COLUMNS)
-        rank = seconds(problem, rank_keys, rank_work(problem, rank_keys))
+        rank = seconds(problem, rank_keys, rank_work(problem, rank_keys), processors)
         of_rows = [timed.take(rank_inverse) for timed in rank]
         chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows))
     return Priced(
@@ -158,7 +160,7 @@ def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
     budget = np.sum(
         [t.total_s for t in block if t.op.name in beside and t.op.phase == phase], axis=0
     )
-    return exposed_s(timed.total_s, budget)
+    return exposed_s(timed.total_s, budget, timed.lost_share)
 
 
 def _block_table(problem: Problem, c: Candidates) -> Column:
@@ -220,11 +222,15 @@ def _exposed_rank(
 ) -> list[Column]:
     """Return what data-parallel overlap leaves of each rank op, and the optimizer, per step.
 
-    Ops that run beside the same pass share its seconds in the order of the list.
+    Ops that run beside the same pass share its seconds; each has what it adds to those before it
+    in the list.
     """
     overlap = overlaps_data_parallel(problem.framework)
     compute = folded.slowest[:, :, _COMPUTE]
-    budget = dict(zip(("forward", "backward"), compute.T, strict=True))
+    beside = {
+        name: BesidePass(budget)
+        for name, budget in zip(("forward", "backward"), compute.T, strict=True)
+    }
     load = _host_share(problem, c).load
     found: list[Column] = []
     for timed in rank:
@@ -232,11 +238,15 @@ def _exposed_rank(
         under = RANK_OVERLAPS.get(op.name)
         if not isinstance(op, Communication):
             exposed = exposed * load
-        elif overlap and under is not None:
+        elif overlap and under is not None and exposed.any():
             passes = np.maximum(1, op.passes)
-            always = timed.seconds * passes * op.edges
-            exposed = exposed_s(timed.total_s, budget[under] * passes, always)
-            budget[under] = np.maximum(0.0, budget[under] - timed.total_s / passes)
+            exposed = passes * beside[under].add(
+                timed.total_s / passes,
+                timed.lost_share,
+                always_s=timed.seconds * op.edges,
+                level_shares=timed.level_shares,
+                of_experts=op.axis == "edp",
+            )
         found.append(exposed)
     return found
 

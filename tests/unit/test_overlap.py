@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.constants import OVERLAP_SLOWDOWN
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed
@@ -17,11 +16,6 @@ from planner.plan import Axis, Phase
 from tests.unit.problems import fabric, problem, row
 
 ONE = np.ones(1)
-
-
-def after_overlap(total_s: float, exposed_part_s: float) -> float:
-    """Return exposed seconds and what the hidden ones take from the compute they run beside."""
-    return exposed_part_s + OVERLAP_SLOWDOWN.value * (total_s - exposed_part_s)
 
 
 def compute(name: str, phase: Phase, seconds: float) -> Timed:
@@ -44,12 +38,21 @@ def call(
 def test_exposed_is_what_exceeds_the_budget_or_cannot_hide(
     total_s: float, budget_s: float, always_s: float, exposed_part_s: float
 ) -> None:
-    found = exposed_s(np.array([total_s]), np.array([budget_s]), always_s)
-    assert found[0] == pytest.approx(after_overlap(total_s, exposed_part_s))
+    found = exposed_s(np.array([total_s]), np.array([budget_s]), always_s=always_s)
+    assert found[0] == pytest.approx(exposed_part_s)
 
 
-def test_hiding_is_not_free_and_never_dearer_than_waiting() -> None:
-    assert 0 < OVERLAP_SLOWDOWN.value < 1
+@pytest.mark.parametrize("lost_share", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(("total_s", "budget_s"), [(4.0, 10.0), (9.0, 10.0), (15.0, 10.0)])
+def test_compute_goes_on_at_what_is_left_of_its_rate(
+    total_s: float, budget_s: float, lost_share: float
+) -> None:
+    """Played out: beside the collective at ``1 - lost_share``, then alone."""
+    left = budget_s - total_s * (1 - lost_share)
+    ends = total_s + max(0.0, left)
+    found = exposed_s(np.array([total_s]), np.array([budget_s]), lost_share)
+    assert found[0] == pytest.approx(ends - budget_s)
+    assert found[0] <= total_s, "never dearer than waiting"
 
 
 # ------------------------------------------------------------------------------ in a block
@@ -69,7 +72,7 @@ def test_a_regather_hides_under_the_input_gradient_of_the_same_product() -> None
         compute("ffn_down", "backward", 64),
         compute("attention_qkv", "backward", 128),
     )
-    assert in_block(regather, *others) == pytest.approx(after_overlap(5, 3))
+    assert in_block(regather, *others) == pytest.approx(3)
 
 
 @pytest.mark.parametrize(("phase", "exposed_part_s"), [("forward", 6), ("backward", 3)])
@@ -79,7 +82,7 @@ def test_the_ring_hides_under_the_attention_of_its_own_pass(
     """Ring Attention (2310.01889): keys travel while the present ones are used."""
     ring = call("cp_ring", phase, 5, repeats=2, axis="cp")
     others = (compute("attention_core", "forward", 4), compute("attention_core", "backward", 7))
-    assert in_block(ring, *others) == pytest.approx(after_overlap(10, exposed_part_s))
+    assert in_block(ring, *others) == pytest.approx(exposed_part_s)
 
 
 @pytest.mark.parametrize(
@@ -139,43 +142,76 @@ def rank_call(name: str, seconds: float, repeats: int, passes: float = 1) -> Tim
     return call(name, "step", seconds, repeats=repeats, passes=passes, axis="dp_cp")
 
 
+def on_levels(timed: Timed, shares: tuple[float, ...]) -> Timed:
+    return replace(timed, level_shares=tuple(np.array([share]) for share in shares))
+
+
 def test_gradients_use_up_the_backward_one_after_the_other() -> None:
-    """20 s hide 15 but for the last call; 5 s are left for the next 14."""
-    found = per_op([rank_call("gradient_reduce", 5, 3), rank_call("expert_gradient_reduce", 2, 7)])
-    assert found == pytest.approx([after_overlap(15, 5), after_overlap(14, 9)])
+    """20 s hide 15 but for the last call; of 29 in all they leave 9, 5 of which are counted."""
+    found = per_op([rank_call("gradient_reduce", 5, 3), rank_call("gradient_scatter", 2, 7)])
+    assert found == pytest.approx([5, 4])
 
 
 def test_parameters_use_up_the_forward_and_not_the_backward() -> None:
     rank = [rank_call("parameter_gather", 2, 7), rank_call("gradient_reduce", 1, 18)]
-    expected = [after_overlap(14, 4), after_overlap(18, 1)]
+    expected = [4, 1]
     assert per_op(rank) == pytest.approx(expected)
     assert per_op(rank[::-1]) == pytest.approx(expected[::-1])
 
 
 def test_parameters_gathered_again_share_the_backward_with_gradients() -> None:
     rank = [rank_call("gradient_scatter", 1, 18), rank_call("parameter_regather", 1, 6)]
-    assert per_op(rank) == pytest.approx([after_overlap(18, 1), after_overlap(6, 4)])
+    assert per_op(rank) == pytest.approx([1, 3]), "24 beside 20"
 
 
 def test_each_pass_hides_under_its_own_micro_batch() -> None:
     """2 passes of 3 calls beside 20 s each; then 5 s a pass are left for 2 calls of 4 s."""
     rank = [
         rank_call("gradient_scatter", 5, 6, passes=2),
-        rank_call("expert_gradient_scatter", 4, 4, passes=2),
+        rank_call("parameter_regather", 4, 4, passes=2),
     ]
-    assert per_op(rank) == pytest.approx([after_overlap(30, 10), after_overlap(16, 8)])
+    assert per_op(rank) == pytest.approx([10, 8])
 
 
 def test_a_budget_never_turns_negative() -> None:
-    rank = [rank_call("gradient_reduce", 5, 8), rank_call("expert_gradient_reduce", 2, 7)]
-    assert per_op(rank) == pytest.approx([after_overlap(40, 20), 14])
+    rank = [rank_call("gradient_reduce", 5, 8), rank_call("gradient_scatter", 2, 7)]
+    assert per_op(rank) == pytest.approx([20, 14])
+
+
+@pytest.mark.parametrize(
+    ("dense", "experts", "exposed"),
+    [
+        ((1.0, 0.0), (1.0, 0.0), 28 + 14 - 20),  # both on one level: one after the other
+        ((1.0, 0.0), (0.0, 1.0), 28 - 20),  # on different levels side by side
+        ((1.0, 0.5), (0.0, 1.0), 14 + 14 - 20),  # half of the second level's time is taken
+        ((0.5, 1.0), (0.0, 1.0), 28 + 14 - 20),
+    ],
+)
+def test_gradients_of_experts_run_beside_the_others_and_share_levels(
+    dense: tuple[float, ...], experts: tuple[float, ...], exposed: float
+) -> None:
+    first = on_levels(rank_call("gradient_scatter", 4, 7), dense)
+    second = on_levels(call("expert_gradient_scatter", "step", 2, repeats=7, axis="edp"), experts)
+    assert sum(per_op([first, second])) == pytest.approx(exposed)
+    assert sum(per_op([second, first])) == pytest.approx(exposed)
+
+
+def test_each_collective_slows_compute_by_its_own_share() -> None:
+    """Nothing is exposed but the last calls, 1 + 2 s; 9 and 4 s more lose a third and a half."""
+    rank = [
+        replace(rank_call("gradient_scatter", 1, 10), lost_share=1 / 3),
+        replace(rank_call("parameter_regather", 2, 3), lost_share=1 / 2),
+    ]
+    assert per_op(rank, backward=1e6) == pytest.approx([1 + 3, 2 + 2])
+    assert per_op(rank, backward=15) == pytest.approx([1 + 3, 2 + 2])
+    assert sum(per_op(rank, backward=5)) == pytest.approx(16 - 5)
 
 
 @pytest.mark.parametrize("name", sorted(RANK_OVERLAPS))
 def test_one_call_of_a_pass_is_always_exposed(name: str) -> None:
     rank = [rank_call(name, 3, 4, passes=2)]
     found = per_op(rank, forward=1e6, backward=1e6)
-    assert found == pytest.approx([after_overlap(12, 6)])
+    assert found == pytest.approx([6])
 
 
 def test_units_between_the_first_and_the_last_hide_wholly() -> None:
@@ -184,8 +220,8 @@ def test_units_between_the_first_and_the_last_hide_wholly() -> None:
     assert isinstance(layers.op, Communication)
     inner = replace(layers, op=replace(layers.op, edges=np.zeros(1)))
     found = per_op([ends, inner])
-    assert found == pytest.approx([after_overlap(6, 6), after_overlap(12, 0)])
-    assert per_op([ends, layers])[1] == pytest.approx(after_overlap(12, 6))
+    assert found == pytest.approx([6, 0])
+    assert per_op([ends, layers])[1] == pytest.approx(6)
 
 
 def test_which_pass_each_rank_op_runs_beside() -> None:
