@@ -33,6 +33,7 @@ from planner.cost.compression import (
     ranks_group,
     why_not,
 )
+from planner.cost.defaults import library_methods
 from planner.cost.expert_load import parse_counts
 from planner.cost.expert_strategies import (
     break_even,
@@ -468,9 +469,10 @@ def collectives(
         fabric, fabric.num_gpus // max(stride, 1) if ranks is None else ranks, stride
     )
     sizes = [_whole_bytes(one) for one in size or ()] or SIZES_BYTES
+    run = [one for one in get_args(Collective) if library_methods(fabric, one)]
     found = [
         compare_methods(one, fabric, group, sizes, algorithm or ())
-        for one in ([cast("Collective", op)] if op else get_args(Collective))
+        for one in ([cast("Collective", op)] if op else run)
     ]
     if as_json:
         _print(json.dumps(comparison_document(fabric, group, found), indent=2))

@@ -145,9 +145,16 @@ def compare_methods(
         algorithms: The only ones to list; none lists all. The cheapest is that of all.
 
     Raises:
-        InvalidInputError: A size is not between 1 byte and a petabyte, or nobody knows an
-            algorithm.
+        InvalidInputError: A size is not between 1 byte and a petabyte, nobody knows an algorithm,
+            or nothing here runs ``op``.
     """
+    legal = legal_methods(fabric, "executor", op)
+    if not legal:
+        raise InvalidInputError(
+            f"op={op}: {fabric.library} on {fabric.topology} has no way to run it; try another, "
+            "for example all_reduce",
+            where="op",
+        )
     for name in algorithms:
         if name not in get_args(Algorithm):
             raise UnknownNameError("algorithm", name, get_args(Algorithm))
@@ -164,7 +171,6 @@ def compare_methods(
         if not algorithms or method.algorithm in algorithms
     }
     running = [method for method, way in ways.items() if not way.why_not]
-    legal = legal_methods(fabric, "executor", op)
     sizes, wide = np.array(sizes_bytes, dtype=float), group.repeat(len(sizes_bytes))
     prices = [_prices(op, method, fabric, wide, sizes) for method in running]
     chosen = choose(op, fabric, wide, sizes, legal)
