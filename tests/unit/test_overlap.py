@@ -8,9 +8,10 @@ import pytest
 
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
 from planner.cost.problem import Problem
-from planner.cost.seconds import Timed
+from planner.cost.seconds import Timed, seconds
 from planner.cost.step import _exposed_in_block, _exposed_rank, _Folded
 from planner.cost.work import Communication, Gemm, MemoryBound, block_work, rank_work
+from planner.layout.candidates import concatenate
 from planner.model.blocks import BLOCK_KINDS
 from planner.plan import Axis, Phase
 from tests.unit.problems import fabric, problem, row
@@ -247,3 +248,28 @@ def test_ranks_that_share_cores_share_the_optimizers(cores: Any, load: float) ->
     update = MemoryBound("optimizer", "step", ONE, ONE)
     rank = [Timed(update, np.array([6.0]), np.array([6.0])), rank_call("gradient_reduce", 5, 3)]
     assert per_op(rank, base) == pytest.approx([6 * load, 15])
+
+
+# ------------------------------------------------------------------------- what ops share
+
+
+@pytest.mark.parametrize("framework", ["megatron", "executor"])
+def test_only_what_runs_beside_compute_takes_from_it(framework: Any) -> None:
+    base = problem("mixtral-8x7b", framework=framework)
+    one = row(tp=2, dp_shard=8, zero_stage=1, sequence_parallel=True)
+    timed = seconds(base, one, rank_work(base, one))
+    takes = {t.op.name for t in timed if np.any(t.lost_share)}
+    shares = {t.op.name for t in timed if t.level_shares}
+    dense, experts = ({f"{of}gradient_scatter", f"{of}parameter_gather"} for of in ("", "expert_"))
+    assert takes == shares == (dense | experts if framework == "megatron" else set())
+
+
+def test_an_op_keeps_what_it_shares_when_rows_are_taken() -> None:
+    base = problem("mixtral-8x7b")
+    rows = concatenate([row(dp_shard=dp, ep=2, zero_stage=1) for dp in (2, 8, 16)])
+    for timed in seconds(base, rows, rank_work(base, rows)):
+        again = timed.take(np.array([2, 0]))
+        for before, after in zip(timed.level_shares, again.level_shares, strict=True):
+            assert after.tolist() == before[[2, 0]].tolist()
+        if isinstance(timed.lost_share, np.ndarray):
+            assert np.asarray(again.lost_share).tolist() == timed.lost_share[[2, 0]].tolist()
