@@ -58,7 +58,7 @@ from planner.plan import (
 )
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
-from planner.resolving import _slowest_device, build_problem, resolve
+from planner.resolving import slowest_device, build_problem, resolve
 from planner.tables import (
     show_collectives,
     show_compression,
@@ -404,7 +404,7 @@ def compress(
     lossy = default_schemes(precision) if scheme is None else [parse_scheme(one) for one in scheme]
     found = compare(
         fabric,
-        _slowest_device(document, first_nodes(document, nodes)),
+        slowest_device(document, first_nodes(document, nodes)),
         ranks_group(fabric, ranks, stride),
         np.array([size]),
         lossy,

@@ -29,7 +29,7 @@ from planner.search.rank import Ranking, rank
 from planner.search.suggest import smallest_change
 from planner.topology.compile import live_nodes
 from planner.topology.placement import Placement, packed_nodes, placements
-from planner.units import format_count, format_seconds
+from planner.units import counted, format_count, format_seconds
 
 __all__ = ["make_plan"]
 
@@ -217,7 +217,7 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
 
 def _interval(calibration: Calibration | None) -> tuple[float, str]:
     """Return half the width of the interval as a fraction of the step time, and its basis."""
-    if calibration is None:
+    if calibration is None or not calibration.run_hashes:  # curves say nothing of a step
         return STEP_SPREAD.value, STEP_SPREAD.source
     own = f"the runs calibrated on are met within {calibration.residual:.1%}"
     if len(calibration.run_hashes) == 1:
@@ -246,12 +246,17 @@ def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:
 
 def _measured(calibration: Calibration, problem: Problem) -> str:
     """Return what was measured, what was not, and what is left over."""
+    curves = [curve.op for curve in calibration.curves]
+    logs = f"{counted(len(curves), 'measured curve')}: {', '.join(dict.fromkeys(curves))}"
+    if not calibration.run_hashes:
+        return f"priors and {logs}; no run of a plan was timed here"
     levels = [fit.level for fit in calibration.levels]
     calls = [f"{call.op} ({call.path})" for call in calibration.calls]
     missing = [level.name for level in problem.fabric.levels if level.name not in levels]
     parts = [
         f"measured here in {len(calibration.run_hashes)} run(s): {', '.join(levels) or 'no level'}",
         f"by themselves {', '.join(calls)}" if calls else "",
+        logs if curves else "",
         f"not {', '.join(missing)}: calibrate on a plan whose groups span it" if missing else "",
         f"compute {calibration.compute_scale:.3g} x prior",
         f"{format_seconds(calibration.host_overhead_s)} a step is neither compute nor collectives",

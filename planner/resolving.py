@@ -22,7 +22,14 @@ from planner.topology.compile import compile_fabric, first_nodes
 from planner.topology.document import DeviceFigures, TopologyDocument
 from planner.topology.placement import allocated_nodes
 
-__all__ = ["ResolvedRequest", "build_problem", "planned_nodes", "resolve", "topology_fingerprint"]
+__all__ = [
+    "ResolvedRequest",
+    "build_problem",
+    "planned_nodes",
+    "resolve",
+    "slowest_device",
+    "topology_fingerprint",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +125,7 @@ def build_problem(
     request, model = resolved.request, resolved.model
     nodes = resolved.nodes if nodes is None else nodes
     prior = compile_fabric(resolved.topology, nodes)
-    hardware = _slowest_device(resolved.topology, nodes)
+    hardware = slowest_device(resolved.topology, nodes)
     _check_precision(hardware, request)
     _check_length(model, request.training.seq_len)
     _check_training(model, request)
@@ -149,7 +156,7 @@ def build_problem(
     )
 
 
-def _slowest_device(topology: TopologyDocument, nodes: Sequence[int]) -> Device:
+def slowest_device(topology: TopologyDocument, nodes: Sequence[int]) -> Device:
     """Return the device of the nodes; of several the slowest, with the least memory of any.
 
     Ranks wait for each other, and every rank holds as much.
