@@ -58,7 +58,7 @@ from planner.plan import (
 )
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
-from planner.resolving import slowest_device, build_problem, resolve
+from planner.resolving import build_problem, resolve, slowest_device
 from planner.tables import (
     show_collectives,
     show_compression,
