@@ -11,7 +11,13 @@ from planner.constants import SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose, legal_methods
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS
 from planner.cost.problem import Problem
-from planner.cost.sharing import Processors, level_shares, lost_share, moved_bytes
+from planner.cost.sharing import (
+    Processors,
+    level_shares,
+    lost_share,
+    moved_bytes,
+    needs_no_processor,
+)
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
 from planner.frameworks import overlaps_data_parallel
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
@@ -105,7 +111,7 @@ def _beside_compute(
         one, group = timed[number], groups[call.axis]
         held = processors.taken(call.op, group, call.size_bytes)
         assert one.choice is not None, "a collective has a choice"
-        engines = np.array([method.algorithm == "copy_engine" for method in one.choice.methods])
+        engines = np.array([needs_no_processor(method) for method in one.choice.methods])
         if engines.any():
             held = np.where(engines[one.choice.index], 0.0, held)
         moved = moved_bytes(call.op, group, call.size_bytes)

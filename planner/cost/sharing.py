@@ -34,7 +34,7 @@ from planner.cost.rates import rate_of
 from planner.hardware.devices import Device
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, lay_group
-from planner.plan import Collective
+from planner.plan import Collective, Method
 from planner.topology.fabric import Fabric
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "level_shares",
     "lost_share",
     "moved_bytes",
+    "needs_no_processor",
     "processors_taken",
     "shared_s",
 ]
@@ -146,6 +147,11 @@ def moved_bytes(op: Collective, group: Group, size_bytes: Column) -> Column:
     if op == "send_recv":
         return size_bytes * (group.degree > 1)
     return PASSES.get(op, 1) * size_bytes * (group.degree - 1) / group.degree
+
+
+def needs_no_processor(method: Method) -> bool:
+    """Return whether engines of a GPU move the data: a CPU copies by itself (``shm``)."""
+    return method.algorithm == "copy_engine" and method.path != "shm"
 
 
 def processors_taken(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Column:

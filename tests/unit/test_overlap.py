@@ -6,14 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.constants import MEMORY_PASSES
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
+from planner.cost.sharing import needs_no_processor
 from planner.cost.step import _exposed_in_block, _exposed_rank, _Folded
 from planner.cost.work import Communication, Gemm, MemoryBound, block_work, rank_work
 from planner.layout.candidates import concatenate
 from planner.model.blocks import BLOCK_KINDS
-from planner.plan import Axis, Phase
+from planner.plan import Axis, Method, Phase
 from tests.unit.problems import fabric, problem, row
 
 ONE = np.ones(1)
@@ -262,6 +264,27 @@ def test_only_what_runs_beside_compute_takes_from_it(framework: Any) -> None:
     shares = {t.op.name for t in timed if t.level_shares}
     dense, experts = ({f"{of}gradient_scatter", f"{of}parameter_gather"} for of in ("", "expert_"))
     assert takes == shares == (dense | experts if framework == "megatron" else set())
+
+
+def test_engines_take_memory_traffic_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gather of one node by copy engines; the scatter stays NCCL's, with its channels."""
+    base, one = problem(on=fabric(8, architecture="hopper")), row(dp_shard=8, zero_stage=1)
+    engine = Method("copy_engine", "nccl_zero_cta")
+    monkeypatch.setattr(
+        "planner.cost.seconds.legal_methods",
+        lambda _fabric, _framework, op: (engine if op == "all_gather" else Method("ring"),),
+    )
+    engines = seconds(base, one, rank_work(base, one))
+    gather, scatter = (
+        next(timed for timed in engines if timed.op.name == name and timed.total_s[0] > 0)
+        for name in ("parameter_gather", "gradient_scatter")
+    )
+    assert isinstance(gather.op, Communication)
+    moved = 7 / 8 * gather.op.size_bytes
+    traffic = MEMORY_PASSES.value * moved / base.device.memory_bytes_per_s / gather.seconds
+    assert gather.lost_share == pytest.approx(traffic)
+    assert np.all(scatter.lost_share > 24 / 132)
+    assert not needs_no_processor(Method("copy_engine", "shm")), "a CPU copies by itself"
 
 
 def test_an_op_keeps_what_it_shares_when_rows_are_taken() -> None:
