@@ -1,8 +1,9 @@
 """How a library's calls run on an architecture, fitted to measured calls.
 
 The lines of ``planner.hardware.protocols`` are fitted in logarithms against the function that
-prices them; what the rows do not show stays near ``START``, which is NCCL's own tuning model
-(NCCL 2.30.7, src/graph/tuning.cc) in round figures. A curve (one machine, operation and number of
+prices them. What the rows of one architecture do not show stays near the mean of the others that
+were measured widely, and those near ``START``, which is NCCL's own tuning model (NCCL 2.30.7,
+src/graph/tuning.cc) in round figures. A curve (one machine, operation and number of
 ranks) counts as one, however many sizes it has, and its small and its large messages alike. Errors
 beyond ``_ROBUST_ABOVE`` count linearly: that calls start late on one site is no physics.
 
@@ -42,6 +43,8 @@ _NOISY: Final = "noisy"
 _MOST_SHARE: Final = 1.25
 _MOST_NETWORK_SHARE: Final = 1.06
 _MAX_STEPS: Final = 40
+# So many curves make an architecture one that others are held near.
+_WIDE: Final = 20
 
 START: Final = Protocols(
     lines={
@@ -135,29 +138,53 @@ def _counts(row: Row, question: Question, outcome: Outcome) -> bool:
 
 
 def fit_protocols(
-    measured: Sequence[Measured],
-    begin: Mapping[str, Protocols] | None = None,
-    keys: Iterable[str] | None = None,
-    *,
-    between: bool = True,
+    measured: Sequence[Measured], begin: Mapping[str, Protocols] | None = None
 ) -> dict[str, Protocols]:
     """Return the lines of every key that has calls on one node.
 
     Args:
         measured: Calls of all machines that are to count.
         begin: Where to begin looking; never where to end.
-        keys: Which to fit; the others stay as in ``begin``.
-        between: Whether to fit what happens between hosts too.
     """
-    found = dict(begin or {})
-    by_key: dict[str, list[Measured]] = defaultdict(list)
+    by_key = _by_key(measured)
+    first = {key: _fit_inside(own, START, (begin or {}).get(key)) for key, own in by_key.items()}
+    found = {
+        key: _fit_inside(own, _prior(first, by_key, key), first[key]) for key, own in by_key.items()
+    }
+    return _fit_between(measured, found)
+
+
+def _by_key(measured: Iterable[Measured]) -> dict[str, list[Measured]]:
+    """Return the calls on one node by key."""
+    found: dict[str, list[Measured]] = defaultdict(list)
     for one in measured:
         if one.num_nodes == 1 and one.key is not None:
-            by_key[one.key].append(one)
-    for key in keys if keys is not None else sorted(by_key):
-        found[key] = _fit_inside(by_key[key], found.get(key, START)) if key in by_key else START
-    several = [one for one in measured if one.num_nodes > 1 and one.nics_known and one.key in found]
-    return _fit_between(several, found) if between and several else found
+            found[one.key].append(one)
+    return dict(found)
+
+
+def _prior(
+    first: Mapping[str, Protocols], by_key: Mapping[str, Sequence[Measured]], key: str
+) -> Protocols:
+    """Return the geometric mean of the other architectures that were measured widely.
+
+    Args:
+        first: Every key's lines, fitted near ``START``.
+        by_key: Calls on one node.
+        key: Of the architecture itself.
+    """
+    wide = [
+        lines
+        for other, lines in first.items()
+        if other != key and len({c for one in by_key[other] for c in one.curves()}) >= _WIDE
+    ]
+    if not wide:
+        return START
+    means = [
+        float(np.exp(np.mean([np.log(read(lines)) for lines in wide])))
+        for read, _ in _INSIDE.values()
+    ]
+    return _written(START, _INSIDE.values(), means)
 
 
 # ------------------------------------------------------------------------------ what is fitted
@@ -270,11 +297,13 @@ _BETWEEN: Final[dict[tuple[str, str], tuple[_Read, _Write]]] = {
 # --------------------------------------------------------------------------------------- fits
 
 
-def _fit_inside(measured: Sequence[Measured], begin: Protocols) -> Protocols:
+def _fit_inside(
+    measured: Sequence[Measured], prior: Protocols, begin: Protocols | None
+) -> Protocols:
     weights = [_KNOWN_WEIGHT if key in _KNOWN else _PRIOR_WEIGHT for key in _INSIDE]
     found = _solve(
-        [read(START) for read, _ in _INSIDE.values()],
-        [read(begin) for read, _ in _INSIDE.values()],
+        [read(prior) for read, _ in _INSIDE.values()],
+        [read(begin or prior) for read, _ in _INSIDE.values()],
         np.array(weights),
         lambda values: _misses(measured, lambda _: _written(START, _INSIDE.values(), values)),
     )
@@ -286,17 +315,21 @@ def _fit_inside(measured: Sequence[Measured], begin: Protocols) -> Protocols:
 def _fit_between(
     measured: Sequence[Measured], inside: Mapping[str, Protocols]
 ) -> dict[str, Protocols]:
+    """Return the lines with what happens between hosts, the same in all of them."""
+    several = [
+        one for one in measured if one.num_nodes > 1 and one.nics_known and one.key in inside
+    ]
+
     def all_written(values: Sequence[float]) -> dict[str, Protocols]:
         return {key: _written(one, _BETWEEN.values(), values) for key, one in inside.items()}
 
     def misses(values: Sequence[float]) -> Column:
         lines = all_written(values)
-        return _misses(measured, lambda one: lines[str(one.key)])
+        return _misses(several, lambda one: lines[str(one.key)])
 
-    first = next(iter(inside.values()))
-    start, begin = ([read(lines) for read, _ in _BETWEEN.values()] for lines in (START, first))
+    start = [read(START) for read, _ in _BETWEEN.values()]
     weights = np.full(len(start), _PRIOR_WEIGHT)
-    return all_written(_solve(start, begin, weights, misses))
+    return all_written(_solve(start, start, weights, misses)) if several else dict(inside)
 
 
 def _written(
@@ -336,23 +369,31 @@ def _solve(
 def leave_one_out(rows: Sequence[Row], begin: Mapping[str, Protocols]) -> list[Prediction]:
     """Return predictions of every row by a fit on the rows of all other machines, in order.
 
+    A machine has part in the lines of its own architecture, and in those between hosts; those are
+    fitted anew without it. What its architecture is held near never had part in it.
+
     Args:
         rows: The table.
         begin: Lines to begin looking from, by key.
     """
     measured = measured_calls(rows)
+    by_key = _by_key(measured)
+    first = {key: _fit_inside(own, START, begin.get(key)) for key, own in by_key.items()}
+    full = {
+        key: _fit_inside(own, _prior(first, by_key, key), first[key]) for key, own in by_key.items()
+    }
     machines = [outcome_of(row).machine for row in rows]
     found: dict[int, Prediction] = {}
     for machine in dict.fromkeys(machines):
         numbers = [number for number, name in enumerate(machines) if name == machine]
-        own = [one for one in measured if one.machine == machine and one.key is not None]
+        own = [one for one in measured if one.machine == machine]
         others = [one for one in measured if one.machine != machine]
-        fitted = fit_protocols(
-            others,
-            begin,
-            sorted({str(one.key) for one in own if one.num_nodes == 1}),
-            between=any(one.num_nodes > 1 for one in own),
-        )
+        lines = dict(full)
+        for key in {str(one.key) for one in own if one.num_nodes == 1 and one.key is not None}:
+            rest, prior = _by_key(others).get(key, []), _prior(first, by_key, key)
+            lines[key] = _fit_inside(rest, prior, prior) if rest else prior
+        if any(one.num_nodes > 1 for one in own):
+            lines = _fit_between(others, lines)
         questions = [without_outcomes(rows[number]) for number in numbers]
-        found.update(zip(numbers, predict(questions, fitted), strict=True))
+        found.update(zip(numbers, predict(questions, lines), strict=True))
     return [found[number] for number in range(len(rows))]
