@@ -84,17 +84,19 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         else 1.0,
         architecture=architecture,
         protocols=protocols_of(architecture, levels[0].kind),
-        curves=_curves_of_board(document, levels[0]),
+        curves=()
+        if any(found[node].links for node in used if node in found)
+        else _curves_of_board(document, levels[0]),
     )
 
 
 def _curves_of_board(document: TopologyDocument, inside: Level) -> tuple[MeasuredCurve, ...]:
-    """Return what was measured on such nodes, if these are whole, all alike, and linked like them.
+    """Return what was measured on such nodes, if these are all alike, and linked like them.
 
     Boards with NVLink were measured behind NVSwitches with every link, the others on PCIe.
     """
     curves = known_curves(document.device_name, document.gpus_per_node)
-    if not curves or document.library != "nccl" or document.islands or document.impairments:
+    if not curves or document.library != "nccl" or document.islands:
         return ()
     gpu = gpu_model(document.device_name)
     if gpu.link_kind is None:

@@ -48,7 +48,7 @@ def messages(
         return
     if op == "reduce_scatter" and (library, path) == ("gloo", "library"):
         op = "all_reduce"
-    if algorithm == "ring":
+    if algorithm in ("ring", "pat"):  # of a PAT the bytes are modelled, not to whom
         yield from _ring(op, ranks, size_bytes)
     elif algorithm == "tree":
         yield from _tree(op, path == "executor", library, ranks, unit_sizes[0], size_bytes)
@@ -93,6 +93,9 @@ def _ring(op: Collective, ranks: Ranks, size_bytes: float) -> Messages:
     """Every member passes on n-1 of the n shards, or a chain all of S."""
     if op == "broadcast":
         yield from ((a, b, size_bytes) for a, b in pairwise(ranks))
+        return
+    if op == "reduce":
+        yield from ((b, a, size_bytes) for a, b in pairwise(ranks))
         return
     share = _PASSES[op] * size_bytes * (len(ranks) - 1) / len(ranks)
     yield from ((a, b, share) for a, b in pairwise([*ranks, ranks[0]]) if a != b)

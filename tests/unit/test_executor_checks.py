@@ -264,4 +264,5 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
+        "expert_load",
     }  # fmt: skip

@@ -81,7 +81,8 @@ def test_a_node_with_fewer_links_or_none_has_none() -> None:
     document = load_topology("dgx-h100")
     weak = degraded(document, parse_impairments(("n3/gpu0:n3/nvswitch-outer0=0.5",), ()))
     assert compile_fabric(document, 2).curves
-    assert compile_fabric(weak, 2).curves == ()
+    assert compile_fabric(weak, 2).curves == compile_fabric(document, 2).curves
+    assert compile_fabric(weak, 4).curves == ()
     node = document.node
     slower = tuple(
         link.model_copy(update={"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s / 2})

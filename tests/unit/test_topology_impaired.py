@@ -259,7 +259,10 @@ RUNS: tuple[tuple[Collective, tuple[Algorithm, ...]], ...] = (
 
 
 def costs(fabric: Fabric) -> list[float]:
-    """Return seconds of transfers of every algorithm on every group."""
+    """Return seconds of every algorithm on every group.
+
+    The whole of them: a slower link may make another protocol the better one.
+    """
     found: list[float] = []
     n = fabric.num_gpus
     shapes = [(d, s) for d in range(2, n + 1) for s in range(1, n + 1) if n % (d * s) == 0]
@@ -268,9 +271,7 @@ def costs(fabric: Fabric) -> list[float]:
     size = np.full(len(shapes), 1e8)
     for op, algorithms in RUNS:
         for algorithm in algorithms:
-            found += collective_terms(
-                op, Method(algorithm), fabric, group, size
-            ).transfer_s.tolist()
+            found += collective_terms(op, Method(algorithm), fabric, group, size).total_s().tolist()
     return found
 
 
@@ -304,7 +305,7 @@ CASES = [
 def test_weakening_a_link_never_raises_a_rate_nor_lowers_a_cost(name: str, nodes: int) -> None:
     document = load_topology(name)
     nodes = min(nodes, document.max_nodes)
-    healthy = compile_fabric(document, nodes)
+    healthy = replace(compile_fabric(document, nodes), curves=())  # of whole boards alone
     before = costs(healthy)
     for a, b in all_links(document, nodes):
         last = before
@@ -312,14 +313,15 @@ def test_weakening_a_link_never_raises_a_rate_nor_lowers_a_cost(name: str, nodes
             fabric = compile_fabric(weak(document, factor, a, b), nodes)
             for level, better in zip(fabric.levels, healthy.levels, strict=True):
                 check_not_faster(level, better)
-            now = costs(fabric)
+            now = costs(replace(fabric, curves=()))
             assert all(x >= y * (1 - 1e-9) for x, y in zip(now, last, strict=True)), (a, b)
             last = now
         try:
             gone = compile_fabric(weak(document, 0, a, b), nodes)
         except InvalidInputError:
             continue  # nothing else joins what it joined
-        assert all(x >= y * (1 - 1e-9) for x, y in zip(costs(gone), before, strict=True)), (a, b)
+        now = costs(replace(gone, curves=()))
+        assert all(x >= y * (1 - 1e-9) for x, y in zip(now, before, strict=True)), (a, b)
 
 
 def check_not_faster(level: Level, better: Level) -> None:
