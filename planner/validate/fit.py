@@ -28,9 +28,10 @@ __all__ = ["START", "Measured", "fit_protocols", "leave_one_out", "measured_call
 
 # Relative errors beyond this count linearly.
 _ROBUST_ABOVE: Final = 0.1
-# A curve is trusted to 10 %, a start to a factor of e: the ratio weighs them. Hops are those of the
-# links, and a copy costs less than a send, but for a reason.
-_PRIOR_WEIGHT: Final = 0.1
+# A curve is trusted to 5 %, a start to a factor of e: the ratio weighs them. Hops are those of the
+# links, and a copy costs less than a send, but for a reason; networks are few.
+_PRIOR_WEIGHT: Final = 0.05
+_NETWORK_WEIGHT: Final = 0.1
 _KNOWN_WEIGHT: Final = 0.15
 _KNOWN: Final = (("hop", "ll", ""), ("own", "ring", ""), ("own", "direct", ""))
 _LARGE_BYTES: Final = 1 << 20
@@ -328,7 +329,7 @@ def _fit_between(
         return _misses(several, lambda one: lines[str(one.key)])
 
     start = [read(START) for read, _ in _BETWEEN.values()]
-    weights = np.full(len(start), _PRIOR_WEIGHT)
+    weights = np.full(len(start), _NETWORK_WEIGHT)
     return all_written(_solve(start, start, weights, misses)) if several else dict(inside)
 
 
