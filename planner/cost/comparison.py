@@ -15,6 +15,7 @@ from planner.cost.collectives import (
     thresholds,
 )
 from planner.cost.defaults import known_methods, library_default, library_methods, why_not
+from planner.cost.sharing import needs_no_processor, processors_taken
 from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.layout.candidates import Column
@@ -72,6 +73,7 @@ class Price:
         protocols: Lines of time by size that its calls of the library take.
         bottleneck: Level that its bytes keep busy longest.
         sent_bytes: By level, of a rank, mean over the group.
+        processors: SMs or CUs of a rank that it holds, or cores of a CPU; None where not known.
         basis: What ``seconds`` rests on.
     """
 
@@ -83,6 +85,7 @@ class Price:
     protocols: tuple[str, ...]
     bottleneck: str
     sent_bytes: dict[str, float]
+    processors: float | None
     basis: Basis
 
 
@@ -257,6 +260,11 @@ def _prices(
     names = [level.name for level in fabric.levels]
     bases = bases_of(op, method, fabric, group, sizes_bytes)
     total_s, busiest = told.terms.total_s(), told.bottleneck()
+    held = np.full(len(sizes_bytes), np.nan)
+    if needs_no_processor(method):
+        held = np.zeros(len(sizes_bytes))
+    elif method in library_methods(fabric, op):
+        held = processors_taken(op, fabric, group, sizes_bytes)
     return [
         Price(
             method=str(method),
@@ -267,6 +275,7 @@ def _prices(
             protocols=tuple(str(names_of[row]) for names_of in told.protocols),
             bottleneck=names[busiest[row]],
             sent_bytes={name: float(column[row]) for name, column in zip(names, sent, strict=True)},
+            processors=None if np.isnan(held[row]) else float(held[row]),
             basis=bases[row],
         )
         for row in range(len(sizes_bytes))
