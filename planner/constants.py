@@ -70,6 +70,7 @@ COLLECTIVE_LAUNCH_S: Final[dict[str, Constant]] = {
     ),
     "hccl": Constant(10e-6, "s", "collective", 0.5, "assumed as NCCL"),
     "oneccl": Constant(10e-6, "s", "collective", 0.5, "assumed as NCCL"),
+    "mpi": Constant(5e-6, "s", "collective", 0.5, "assumed: half of NCCL's, for want of a kernel"),
     "gloo": Constant(
         70e-6, "s", "collective", 0.5, "torch 2.13 gloo, 4 processes: all_reduce of one rank 68 us"
     ),
@@ -116,7 +117,7 @@ TREE_EFFICIENCY: Final = Constant(0.92, "1", "all_reduce tree", 0.05, f"{_NCCL},
 # Posting one more message beside those under way.
 _ISSUE = Constant(1e-6, "s", "direct", 0.5, "assumed: one more message of a grouped send")
 MESSAGE_ISSUE_S: Final[dict[str, Constant]] = {
-    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _ISSUE),
+    **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl", "mpi"), _ISSUE),
     "gloo": Constant(
         50e-6,
         "s",
@@ -174,7 +175,7 @@ SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )
-_GPU_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl")
+_GPU_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl", "mpi")
 CONTEXT_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
         _GPU_LIBRARIES,

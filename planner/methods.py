@@ -53,6 +53,7 @@ _SENDS: Final = (
     ),
     LibraryRule(("send_recv",), "point_to_point", "one send, one receive"),
 )
+_MPI: Final = "Thakur, Rabenseifner, Gropp 2005 (MPICH); Open MPI coll/tuned"
 # The first that can run an operation is the default where the library does not choose by itself.
 LIBRARY_RULES: Final[dict[str, tuple[LibraryRule, ...]]] = {
     "nccl": (
@@ -97,6 +98,14 @@ LIBRARY_RULES: Final[dict[str, tuple[LibraryRule, ...]]] = {
     "gloo": (
         LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "ring", "gloo/allreduce.cc"),
         LibraryRule(("broadcast",), "tree", "gloo/broadcast.cc: binomial"),
+        *_SENDS,
+    ),
+    # Which of them an MPI takes is its own matter; torch has MPI only where it is built from source.
+    "mpi": (
+        LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "ring", _MPI),
+        LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "halving_doubling", _MPI),
+        LibraryRule(("broadcast",), "tree", f"{_MPI}: binomial"),
+        LibraryRule(("all_to_all",), "pairwise", _MPI),
         *_SENDS,
     ),
 }
@@ -150,7 +159,8 @@ def is_validated(library: str, op: Collective, method: Method) -> bool:
     """Return whether the price of such a call was ever compared with a measured one."""
     if library == "gloo":  # all of its calls and ours are in docs/lab.md
         return op != "reduce"
-    return method.path == "library" and (op, method.algorithm) in _VALIDATED
+    is_known = library in ("nccl", "rccl", "oneccl") and method.path == "library"
+    return is_known and (op, method.algorithm) in _VALIDATED
 
 
 def library_rules(library: str, op: Collective) -> tuple[LibraryRule, ...]:
@@ -170,6 +180,7 @@ _BETWEEN_GPUS: Final[dict[Collective, tuple[Method, ...]]] = dict.fromkeys(
     ("all_reduce", "all_gather", "reduce_scatter"), (Method("hierarchical"),)
 )
 OWN_METHODS: Final[dict[str, dict[Collective, tuple[Method, ...]]]] = {
+    "mpi": {},
     **dict.fromkeys(("nccl", "rccl", "hccl", "oneccl"), _BETWEEN_GPUS),
     "gloo": {
         "all_reduce": (*_REDUCING, Method("tree", "executor")),

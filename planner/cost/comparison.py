@@ -14,7 +14,13 @@ from planner.cost.collectives import (
     legal_methods,
     thresholds,
 )
-from planner.cost.defaults import known_methods, library_default, library_methods, why_not
+from planner.cost.defaults import (
+    chooses_knowingly,
+    known_methods,
+    library_default,
+    library_methods,
+    why_not,
+)
 from planner.cost.sharing import needs_no_processor, processors_taken
 from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.errors import InvalidInputError, UnknownNameError
@@ -99,7 +105,8 @@ class AtSize:
         cheapest: Of what a plan can hold.
         cheapest_s: Its seconds.
         margin: How much longer the next takes, a fraction; None where there is no other.
-        library_default: What the library takes by itself; None where it has no choice.
+        library_default: What the library takes by itself; None where it has no choice, or nobody
+            knows.
         default_loses: How much longer that takes than the cheapest, a fraction.
         bound_s: Below which no algorithm comes at nominal rates; None where no bound is known.
     """
@@ -178,7 +185,7 @@ def compare_methods(
     prices = [_prices(op, method, fabric, wide, sizes) for method in running]
     chosen = choose(op, fabric, wide, sizes, legal)
     library = library_methods(fabric, op)
-    taken = library_default(op, fabric, wide, sizes) if len(library) > 1 else None
+    taken = library_default(op, fabric, wide, sizes) if chooses_knowingly(fabric, op) else None
     default_s = np.choose(
         0 if taken is None else taken,
         [collective_terms(op, one, fabric, wide, sizes).total_s() for one in library],

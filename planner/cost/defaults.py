@@ -19,7 +19,7 @@ from planner.methods import (
 from planner.plan import Collective, Method
 from planner.topology.fabric import Fabric
 
-__all__ = ["known_methods", "library_default", "library_methods", "why_not"]
+__all__ = ["chooses_knowingly", "known_methods", "library_default", "library_methods", "why_not"]
 
 _NEEDS: Final[dict[Need, str]] = {
     "multicast": "switches at the innermost level that reduce",
@@ -83,6 +83,11 @@ def why_not(fabric: Fabric, op: Collective, method: Method, group: Group | None 
     if group is not None and not is_possible(op, method, group)[0]:
         return f"needs {NEEDED_OF_GROUP[method.algorithm]}"
     return ""
+
+
+def chooses_knowingly(fabric: Fabric, op: Collective) -> bool:
+    """Return whether the library has a choice, and what it takes is known."""
+    return fabric.library in ("nccl", "rccl", "gloo") and len(library_methods(fabric, op)) > 1
 
 
 def library_default(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Column:

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.constants import GRADIENT_BUCKET_BYTES
 from planner.cost.collectives import basis_of, collective_terms, thresholds
-from planner.cost.defaults import library_default, library_methods
+from planner.cost.defaults import chooses_knowingly, library_default, library_methods
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
@@ -228,9 +228,9 @@ def _library_default(
     fabric: Fabric, op: Collective, group: Group, size_bytes: Column
 ) -> dict[str, Any]:
     """Return what the library would take, where it has a choice, and its seconds."""
-    methods = library_methods(fabric, op)
-    if len(methods) < 2:
+    if not chooses_knowingly(fabric, op):
         return {}
+    methods = library_methods(fabric, op)
     method = methods[int(library_default(op, fabric, group, size_bytes)[0])]
     seconds = collective_terms(op, method, fabric, group, size_bytes).total_s()
     return {"library_default": method.algorithm, "library_default_s": float(seconds[0])}

@@ -49,7 +49,7 @@ __all__ = [
 
 ComponentKind = Literal["gpu", "process", "cpu", "nvswitch", "pcie_switch", "nic"]
 LinkKind = Literal["nvlink", "xgmi", "pcie", "c2c", "smp", "loopback"]
-Library = Literal["nccl", "rccl", "hccl", "oneccl", "gloo"]
+Library = Literal["nccl", "rccl", "hccl", "oneccl", "gloo", "mpi"]
 
 # With less, a step would take longer than the universe is old, and numbers overflow.
 _LEAST_FACTOR: Final = 1e-6

@@ -103,7 +103,7 @@ def _others() -> list[list[str]]:
 def _validated() -> list[list[str]]:
     """Return, by library, which priced methods were compared with measurements."""
     found = [["library", "operation", "compared with measurements", "not"]]
-    for libraries in (("nccl", "rccl", "hccl", "oneccl"), ("gloo",)):
+    for libraries in (("nccl", "rccl", "hccl", "oneccl"), ("gloo",), ("mpi",)):
         for op in get_args(Collective):
             methods = _methods(libraries, op)
             yes, no = (

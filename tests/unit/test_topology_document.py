@@ -183,7 +183,7 @@ def test_uneven_shares_are_refused() -> None:
     [
         ({"node": {}}, "node.components"),
         ({"colour": "red"}, "colour"),
-        ({"library": "mpi"}, "library"),
+        ({"library": "ucc"}, "library"),
         ({"max_nodes": 0}, "max_nodes"),
         ({"name": "x" * 200}, "name"),
         ({"assumptions": ["a"] * 100}, "assumptions"),
