@@ -83,6 +83,7 @@ class Phase:
         family: Of the library's protocols; ``direct``: every member sends for itself, rather than
             along rings or trees.
         is_pair: Only two members talk, over what one member has of an exit.
+        is_rooted: Only one member sends, or receives.
         own: Bytes that a member copies for itself.
         call: Which call of the library it is part of, counted from 0.
     """
@@ -99,6 +100,7 @@ class Phase:
     at_once: bool = False
     family: Family = "ring"
     is_pair: bool = False
+    is_rooted: bool = False
     own: Column | float = 0.0
     call: int = 0
 
@@ -109,7 +111,12 @@ class Phase:
 
 
 def phases(
-    op: Collective, method: Method, library: Library, group: Group, size_bytes: Column
+    op: Collective,
+    method: Method,
+    library: Library,
+    group: Group,
+    size_bytes: Column,
+    host_levels: int = 1,
 ) -> list[Phase]:
     """Return the parts of one call, which follow each other.
 
@@ -119,7 +126,10 @@ def phases(
         library: Which may do another operation in its place.
         group: The group's lie on the levels, shape [rows].
         size_bytes: S, shape [rows].
+        host_levels: How many of the levels are inside a host: NCCL's trees see hosts alone.
     """
+    if method == Method("tree") and op == "all_reduce":
+        return _tree(op, group, size_bytes, host_levels)
     if method.algorithm == "hierarchical":
         return _hierarchical(op, method.path, library, group, size_bytes, depth=0)
     if method.algorithm == "three_level":
@@ -256,16 +266,25 @@ def _halving_doubling(op: Collective, group: Group, size_bytes: Column) -> list[
     return [_evenly(group, hops, sent)] * PASSES[op]
 
 
-def _tree(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
-    """An all_reduce by NCCL: chains inside units, double binary trees across; up, then down.
+def _tree(op: Collective, group: Group, size_bytes: Column, host_levels: int) -> list[Phase]:
+    """An all_reduce by NCCL: chains inside hosts, double binary trees across; up, then down.
 
-    Every channel has another member of the unit for its head, so that no member has both.
+    Every channel has another member of the host for its head, so that no member has both.
     """
-    chain, *_ = group.members
+    inside, above = range(host_levels), range(host_levels, len(group.members))
+    chain, spans = group.members[host_levels - 1], _spans(group)
     whole = _double_tree(op, group, size_bytes, chain)
-    along = np.where(chain > 1, size_bytes * np.minimum(chain - 1, 2), whole.out[0])
-    out = [along, *whole.out[1:]]
-    return [replace(whole, out=out, efficiency=TREE_EFFICIENCY.value)]
+    along = [2 * (chain / spans[i][0] - chain / spans[i][1]) for i in inside]
+    both_ways = [size_bytes * np.minimum(chain / spans[i][0] - 1, 2) for i in inside]
+    alone = np.where(chain == 1, whole.out[0], both_ways[0])
+    return [
+        replace(
+            whole,
+            hops=[*along, *(whole.hops[i] for i in above)],
+            out=[alone, *both_ways[1:], *(whole.out[i] for i in above)],
+            efficiency=TREE_EFFICIENCY.value,
+        )
+    ]
 
 
 def _tree_of_pieces(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
@@ -416,6 +435,7 @@ def _direct(op: Collective, group: Group, size_bytes: Column) -> list[Phase]:
             issued=n - 1,
             at_once=True,
             family="direct",
+            is_rooted=True,
         )
         return [root]
     sent = [size_bytes * (m - b) / n for b, m in _spans(group)]
@@ -473,7 +493,6 @@ def _by_engines(op: Collective, group: Group, size_bytes: Column) -> Phase:
 _FLAT: Final[dict[str, Callable[[Collective, Group, Column], list[Phase]]]] = {
     "ring": _ring,
     "halving_doubling": _halving_doubling,
-    "tree": _tree,
     "nvls": _nvls,
     "nvls_tree": _nvls_tree,
     "collnet": _collnet,

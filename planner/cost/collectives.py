@@ -56,6 +56,8 @@ __all__ = [
     "thresholds",
 ]
 
+# Library calls of nobody's: what NCCL's take says nothing of them.
+_KERNELS_OF_OTHERS: Final = ("one_shot", "two_shot")
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
 
@@ -234,8 +236,15 @@ def _told_by_curves(
     rows, at, took, ran = (np.concatenate(column) for column in zip(*found[::-1], strict=True))
     part, only = group.take(rows), ran >= 0
     ran = np.where(only, ran, library_default(op, fabric, part, at))
-    said = np.choose(ran, [_modelled(op, one, fabric, part, at)[0].total_s() for one in methods])
-    return _Told(rows, took / said, ran, only, at == size_bytes[rows])
+
+    def said(sizes: Column) -> Column:
+        by_method = [_modelled(op, one, fabric, part, sizes)[0].total_s() for one in methods]
+        return np.choose(ran, by_method)
+
+    over, here = took / said(at), size_bytes[rows]
+    if (here < at).any():
+        over = np.where(here < at, np.minimum(1.0, took / said(here)), over)
+    return _Told(rows, over, ran, only, at == here)
 
 
 def _told_of(
@@ -259,7 +268,8 @@ def measured_over_model(
 
     A curve of the method itself goes first. One of whatever the library took says how the machine
     does over all: what the library takes there by its own rule is measured, and its other methods
-    keep their distance. Beyond its ends a curve counts by the end, and nothing there is measured.
+    keep their distance. Above its largest size the model goes on from there; below its smallest the
+    model stands, unless it is longer than the smallest took. Nothing there is measured.
     """
     told = _told_by_curves(op, fabric, group, size_bytes)
     return _told_of(told, op, method, fabric, len(size_bytes))
@@ -274,7 +284,7 @@ def _terms(
     told: _Told | None,
 ) -> Terms:
     terms, _ = _modelled(op, method, fabric, group, size_bytes)
-    if told is None or method.path != "library":
+    if told is None or method.path != "library" or method.algorithm in _KERNELS_OF_OTHERS:
         return terms
     over, _ = _told_of(told, op, method, fabric, len(size_bytes))
     return Terms(terms.fixed_s * over, terms.latency_s * over, terms.transfer_s * over)
@@ -303,7 +313,7 @@ def _modelled(
 ) -> tuple[Terms, list[_Call]]:
     """Return the parts of the time by the model alone, and the library's calls."""
     seen = calls_of(fabric, op, method.path)
-    parts = phases(op, method, fabric.library, group, size_bytes)
+    parts = phases(op, method, fabric.library, group, size_bytes, fabric.host_levels)
     calls = [
         _cheapest_line(list(call), seen, fabric, method.path)
         for _, call in groupby(parts, key=lambda phase: phase.call)
@@ -414,6 +424,8 @@ def _ways(phase: Phase, levels: tuple[Level, ...], own_share: float) -> list[tup
             found.append((nothing, nothing))
             continue
         members, senders = (np.minimum(inside, 2), 1) if phase.is_pair else (inside, below)
+        if phase.is_rooted and level.kind in NETWORK_KINDS and level.path != "peer":
+            senders = 1  # a GPU's own NIC; processes of a host share one
         capacity = senders * rate_of(level, phase.group, members, direct=phase.is_direct)
         moved = out if depth else out + own_share * phase.own
         filling = nothing if phase.fill is None else first / capacity

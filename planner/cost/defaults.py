@@ -93,11 +93,14 @@ def chooses_knowingly(fabric: Fabric, op: Collective) -> bool:
 def library_default(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Column:
     """Return which of ``library_methods`` the library takes by itself, index [rows].
 
-    Where its model of itself names one that it does not have here, the first.
+    Where its model of itself names one that it does not have here, or that the group cannot have,
+    the first.
     """
     methods = library_methods(fabric, op)
     if len(methods) < 2:
         return np.zeros(len(size_bytes), dtype=int)
     taken = default_choice(op, fabric, group, size_bytes, sharp=fabric.sharp).algorithm
     number_of = {method.algorithm: number for number, method in enumerate(methods)}
-    return np.array([number_of.get(name, 0) for name in ALGORITHMS])[taken]
+    found = np.array([number_of.get(name, 0) for name in ALGORITHMS])[taken]
+    possible = np.stack([is_possible(op, method, group) for method in methods])
+    return np.where(possible[found, np.arange(len(found))], found, 0)

@@ -95,7 +95,10 @@ def bytes_per_level(
     if closed:
         op, method = "all_gather", Method("ring")
         size_bytes = size_bytes * group.degree / np.maximum(group.degree - 1, 1)
-    parts = [phase.sent for phase in phases(op, method, fabric.library, group, size_bytes)]
+    parts = [
+        phase.sent
+        for phase in phases(op, method, fabric.library, group, size_bytes, fabric.host_levels)
+    ]
     return [sum(sizes, np.zeros(len(group.degree))) for sizes in zip(*parts, strict=True)]
 
 
@@ -109,7 +112,7 @@ def busiest_exits(
     a broadcast across a hierarchy, where it is the mean of its unit.
     """
     found = [np.zeros(len(group.degree)) for _ in fabric.levels]
-    for phase in phases(op, method, fabric.library, group, size_bytes):
+    for phase in phases(op, method, fabric.library, group, size_bytes, fabric.host_levels):
         spans = zip(members_below(group), members_below(phase.group), phase.out, strict=True)
         for depth, (members, below, out) in enumerate(spans):
             alike = members // below  # groups of the phase that share the exit

@@ -129,3 +129,9 @@ class Fabric:
     sharp: bool = False
     protocols: Protocols | None = None
     curves: tuple[MeasuredCurve, ...] = ()
+
+    @property
+    def host_levels(self) -> int:
+        """How many levels are inside a host, or an NVLink domain; the innermost at least."""
+        inside = [level for level in self.levels if level.kind not in NETWORK_KINDS]
+        return max(1, len(inside))
