@@ -395,9 +395,7 @@ def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) ->
         by = f" [{run_by[name]}]" if run_by[name] != "library" and ")" not in name else ""
         bases = dict.fromkeys(price.basis for price in prices)
         table.add_row(escape(name + by), *cells, ", ".join(bases))
-    bounds = (
-        "" if at.bound_s is None else f"{100 * at.bound_s / at.cheapest_s:.0f} %" for at in sizes
-    )
+    bounds = (f"{100 * at.bound_s / at.cheapest_s:.0f} %" for at in sizes)
     rows = {
         "next takes longer by": [_slower(at.margin) for at in sizes],
         f"{library} takes": [at.library_default or "" for at in sizes],

@@ -233,7 +233,7 @@ def _too_fast(curve: MeasuredCurve, document: TopologyDocument) -> str:
     group = lay_group(fabric, np.array([curve.group_size]), np.array([1]))
     sizes, seconds = np.array(curve.sizes_bytes, dtype=float), np.array(curve.seconds)
     bound = lower_bound_s(curve.op, fabric, group.repeat(len(sizes)), sizes)
-    if bound is None or not (seconds < bound).any():
+    if not (seconds < bound).any():
         return ""
     at, how_often = int((seconds / bound).argmin()), int((seconds < bound).sum())
     return (

@@ -108,7 +108,7 @@ class AtSize:
         library_default: What the library takes by itself; None where it has no choice, or nobody
             knows.
         default_loses: How much longer that takes than the cheapest, a fraction.
-        bound_s: Below which no algorithm comes at nominal rates; None where no bound is known.
+        bound_s: Below which no algorithm comes at nominal rates.
     """
 
     size_bytes: int
@@ -118,7 +118,7 @@ class AtSize:
     margin: float | None
     library_default: str | None
     default_loses: float | None
-    bound_s: float | None
+    bound_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def compare_methods(
                 margin=next_s / best_s - 1 if len(legal) > 1 and np.isfinite(next_s) else None,
                 library_default=default,
                 default_loses=None if taken is None else float(default_s[number]) / best_s - 1,
-                bound_s=None if bound is None else float(bound[number]),
+                bound_s=float(bound[number]),
             )
         )
     best = thresholds(op, fabric, group, legal)

@@ -17,15 +17,18 @@ from planner.topology.fabric import NETWORK_KINDS, Fabric, Level
 __all__ = ["busiest_exits", "bytes_per_level", "lower_bound_s"]
 
 
-def lower_bound_s(
-    op: Collective, fabric: Fabric, group: Group, size_bytes: Column
-) -> Column | None:
+def lower_bound_s(op: Collective, fabric: Fabric, group: Group, size_bytes: Column) -> Column:
     """Return seconds that no algorithm can beat at the levels' rates, shape [rows].
 
     The bounds of ``planner.topology.bounds`` on the levels' own cuts: the ``m`` members of a unit
     against the ``n - m`` others. ``B`` is here what all links of a unit carry: a GPU whose group
     reaches beyond its node has NVLink and its NIC. Of several paths the fastest counts: among CPUs
-    of one host that is shared memory. None for operations without a bound here.
+    of one host that is shared memory.
+
+    A broadcast enters every unit but the root's whole, and a reduction leaves it whole; in memory,
+    where idle members leave others their share, that is S to all but one of them. What a root
+    gathers or scatters is what its own unit receives or sends in an all_gather or reduce_scatter:
+    the same bound, of one unit in place of all.
 
     Of direct links ``B`` is the best that rings or direct exchanges reach. In a full mesh that is
     all links; where pairs are not alike, trees that no library here runs may have more: an
@@ -33,13 +36,13 @@ def lower_bound_s(
 
     ==========================  =====================================================
     all_gather, reduce_scatter  max_i S (n - m[i-1]) / (n m[i-1] B[i])
+    gather, scatter             the same
     all_reduce                  twice that; S / B[0] inside switches that reduce
+    broadcast, reduce           max_i S / (m[i-1] B[i]); S (m[0] - 1) / (m[0] B[0]) in memory
     all_to_all                  max_i S (n - m[i-1]) / (n B[i])
     send_recv                   S / B of the highest level between neighbours
     ==========================  =====================================================
     """
-    if op not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv"):
-        return None
     n, bound = group.degree, np.zeros(len(group.degree))
     levels = _fastest_levels(fabric, op)
     way_out = next((lv.bytes_per_s for lv in levels if lv.kind in NETWORK_KINDS), 0.0)
@@ -58,8 +61,11 @@ def lower_bound_s(
             seconds = size_bytes * crossing / rate
         elif op == "all_reduce" and level.multicast:
             seconds = size_bytes / rate
+        elif op in ("broadcast", "reduce"):
+            part = (inside - below) / inside if level.kind == "loopback" else 1.0
+            seconds = size_bytes * part / (below * rate)
         else:
-            seconds = PASSES[op] * size_bytes * crossing / (below * rate)
+            seconds = PASSES.get(op, 1) * size_bytes * crossing / (below * rate)
         bound = np.maximum(bound, np.where(inside > below, seconds, 0.0))
     return bound
 

@@ -218,7 +218,7 @@ def _collectives(
             runner_up_path=following.path if has_next else "library",
             runner_up_s=float(choice.runner_up_s[0]) if has_next else None,
             thresholds=thresholds(op.op, problem.fabric, group, choice.methods),
-            bound_s=None if bound is None else float(bound[0]),
+            bound_s=float(bound[0]),
             basis=basis_of(op.op, chosen, problem.fabric, group, op.size_bytes),
             **_library_default(problem.fabric, op.op, group, op.size_bytes),
         )
