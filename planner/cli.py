@@ -24,7 +24,12 @@ from rich.text import Text
 
 from planner import __version__
 from planner.calibrate.apply import calibrated_fabric
-from planner.cost.comparison import SIZES_BYTES, compare_methods, comparison_document
+from planner.cost.comparison import (
+    SIZES_BYTES,
+    check_algorithms,
+    compare_methods,
+    comparison_document,
+)
 from planner.cost.compression import (
     BASIS,
     compare,
@@ -52,6 +57,7 @@ from planner.plan import (
     Calibration,
     CalibrationRun,
     Collective,
+    Framework,
     MeasuredCurve,
     Plan,
     document_hash,
@@ -76,7 +82,7 @@ from planner.topology.compile import compile_fabric, first_nodes, live_nodes
 from planner.topology.document import TopologyDocument
 from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
-from planner.units import counted, format_bytes
+from planner.units import counted, format_bytes, parse_bytes
 from planner.validate.collectives import predict, predictions_csv
 from planner.validate.rows import read_rows, without_outcomes
 from planner.validate.scores import score
@@ -93,6 +99,8 @@ DocumentT = TypeVar("DocumentT", bound=BaseModel)
 # Control characters but tab and newline, and what turns the direction of writing.
 _STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+# As ``parse_bytes`` reads them.
+_SIZE_FORMS: Final = "as 1048576, 1M or 1MB"
 # Width of tables where no terminal says its own.
 _PIPE_WIDTH: Final = 140
 # The runs of thousands of ranks have tens of megabytes; a device such as /dev/zero never ends.
@@ -381,7 +389,7 @@ def moe(
 def compress(
     topology: Annotated[str, typer.Argument(help="Bundled name, or a JSON file.")],
     *,
-    size: Annotated[int, typer.Option(max=10**15, help="Bytes of the buffer on one rank.")],
+    size: Annotated[str, typer.Option(help=f"Bytes of the buffer on one rank, {_SIZE_FORMS}.")],
     ranks: Annotated[int | None, typer.Option(min=2, help="Who reduces; default: all.")] = None,
     stride: Annotated[int, typer.Option(min=1, help="From one to the next, as tp does.")] = 1,
     nodes: Nodes = None,
@@ -399,14 +407,14 @@ def compress(
     )
     if nodes is None and ranks is not None:
         nodes = -(-ranks * stride // document.gpus_per_node)
-    fabric = compile_fabric(document, nodes)
+    fabric, size_bytes = compile_fabric(document, nodes), _bytes(size)
     ranks = fabric.num_gpus // stride if ranks is None else ranks
     lossy = default_schemes(precision) if scheme is None else [parse_scheme(one) for one in scheme]
     found = compare(
         fabric,
         slowest_device(document, first_nodes(document, nodes)),
         ranks_group(fabric, ranks, stride),
-        np.array([size]),
+        np.array([size_bytes]),
         lossy,
         precision=precision,
     )
@@ -426,7 +434,7 @@ def compress(
         ]
         _print(json.dumps({"basis": BASIS, "schemes": rows}, indent=2))
     else:
-        title = f"all_reduce of {format_bytes(size)} of {precision} on {ranks:,} ranks of "
+        title = f"all_reduce of {format_bytes(size_bytes)} of {precision} on {ranks:,} ranks of "
         title += f"{document.name}" + (f", {stride} apart" if stride > 1 else "")
         show_compression(_console(), title, levels, found)
 
@@ -440,9 +448,17 @@ def collectives(
     ranks: Annotated[int | None, typer.Option(help="Of the group; default: all.")] = None,
     stride: Annotated[int, typer.Option(help="From one rank to the next.")] = 1,
     size: Annotated[
-        list[str] | None, typer.Option(help="Bytes as nccl-tests counts them; repeatable.")
+        list[str] | None,
+        typer.Option(help=f"Bytes as nccl-tests counts them, {_SIZE_FORMS}; repeatable."),
     ] = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="To list; repeatable.")] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose calls: megatron, the library's own; executor, ours too. Default: the "
+            "library's, but ours too on gloo."
+        ),
+    ] = None,
     calibration: Annotated[
         str, typer.Option(help="File that 'commplan calibrate' wrote, or none.")
     ] = "none",
@@ -455,6 +471,10 @@ def collectives(
     )
     if op is not None and op not in get_args(Collective):
         raise UnknownNameError("operation", op, get_args(Collective))
+    if framework is None:
+        framework = "executor" if document.library == "gloo" else "megatron"
+    if framework not in get_args(Framework):
+        raise UnknownNameError("framework", framework, get_args(Framework))
     if nodes is None and ranks is not None:
         asked = max(1, -(-ranks * stride // document.gpus_per_node))
         nodes = min(asked, document.max_nodes)
@@ -468,11 +488,12 @@ def collectives(
     group = ranks_group(
         fabric, fabric.num_gpus // max(stride, 1) if ranks is None else ranks, stride
     )
-    sizes = [_whole_bytes(one) for one in size or ()] or SIZES_BYTES
+    sizes = [_bytes(one) for one in size or ()] or SIZES_BYTES
     run = [one for one in get_args(Collective) if library_methods(fabric, one)]
+    asked_for, holder = [cast("Collective", op)] if op else run, cast("Framework", framework)
+    check_algorithms(fabric, asked_for, algorithm or ())
     found = [
-        compare_methods(one, fabric, group, sizes, algorithm or ())
-        for one in ([cast("Collective", op)] if op else run)
+        compare_methods(one, fabric, group, sizes, algorithm or (), holder) for one in asked_for
     ]
     if as_json:
         _print(json.dumps(comparison_document(fabric, group, found), indent=2))
@@ -480,13 +501,11 @@ def collectives(
         show_collectives(_console(), fabric, group, found)
 
 
-def _whole_bytes(text: str) -> int:
+def _bytes(text: str) -> int:
     try:
-        return int(text)
+        return parse_bytes(text)
     except ValueError as exc:
-        raise InvalidInputError(
-            f"--size {text!r}: need whole bytes, for example 1048576", where="size"
-        ) from exc
+        raise InvalidInputError(f"--size {exc}", where="size") from exc
 
 
 # ---------------------------------------------------------------------- topologies and models

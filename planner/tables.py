@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from planner.cost.comparison import AtSize, Comparison
+from planner.cost.comparison import Comparison
 from planner.cost.compression import BASIS, NEEDS, Compared, why_not
 from planner.cost.expert_strategies import BreakEven, Strategy
 from planner.cost.expert_traffic import Exits
@@ -375,15 +375,26 @@ def show_collectives(
         style="bold",
         markup=False,
     )
-    for one in comparisons:
-        for at in range(0, len(one.sizes), _SIZES_A_TABLE):
-            _show(out, one.op, _comparison_table(one, one.sizes[at : at + _SIZES_A_TABLE], library))
+    listed = [one for one in comparisons if one.ways]
+    for one in listed:
+        if not one.sizes[0].prices:
+            out.print(f"\n{one.op}", style="bold", markup=False)
+        else:
+            for at in range(0, len(one.sizes), _SIZES_A_TABLE):
+                _show(out, one.op, _comparison_table(one, at, library))
         _show_words(out, one, library)
-    out.print("\n* the cheapest of what a plan can hold", markup=False)
+    if any(one.sizes[0].prices for one in listed):
+        calls = f"{library}'s calls and those of our executor"
+        if listed[0].framework != "executor":
+            calls = f"{library}'s own calls; --framework executor adds those of our executor"
+        out.print(f"\n* the cheapest of what a plan can hold: {calls}", markup=False)
 
 
-def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) -> Table:
-    table = _table("method|", *(f"{format_bytes(at.size_bytes)}>" for at in sizes), "basis")
+def _comparison_table(one: Comparison, start: int, library: str) -> Table:
+    """Return the table of some sizes, from the one numbered ``start`` on."""
+    some = slice(start, start + _SIZES_A_TABLE)
+    sizes, titles = one.sizes[some], _told_apart([at.size_bytes for at in one.sizes])[some]
+    table = _table("method|", *(f"{title}>" for title in titles), "basis")
     by_method = zip(*(at.prices for at in sizes), strict=True)
     run_by = {way.method: way.run_by for way in one.ways}
     for prices in by_method:
@@ -392,7 +403,8 @@ def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) ->
             format_seconds(price.seconds) + ("*" if at.cheapest == name else "")
             for at, price in zip(sizes, prices, strict=True)
         )
-        by = f" [{run_by[name]}]" if run_by[name] != "library" and ")" not in name else ""
+        is_told = run_by[name] == "library" or (run_by[name] == "executor" and ")" in name)
+        by = "" if is_told else f" [{run_by[name]}]"
         bases = dict.fromkeys(price.basis for price in prices)
         table.add_row(escape(name + by), *cells, ", ".join(bases))
     bounds = (f"{100 * at.bound_s / at.cheapest_s:.0f} %" for at in sizes)
@@ -408,20 +420,40 @@ def _comparison_table(one: Comparison, sizes: Sequence[AtSize], library: str) ->
     return table
 
 
+def _told_apart(sizes: Sequence[int]) -> list[str]:
+    """Return sizes for people; those that round alike byte by byte.
+
+    >>> _told_apart([1024, 2**30 - 1, 2**30])
+    ['1.02 kB', '1,073,741,823 B', '1,073,741,824 B']
+    """
+    rounded = [format_bytes(size) for size in sizes]
+    return [
+        f"{size:,} B" if rounded.count(title) > 1 else title
+        for size, title in zip(sizes, rounded, strict=True)
+    ]
+
+
 def _show_words(out: Console, one: Comparison, library: str) -> None:
     """Print what a table of seconds cannot say: thresholds, conditions, reasons."""
+    priced = [price.method for price in one.sizes[0].prices]
     steps = [
         f"{Method(step.algorithm, step.path)} "
         + ("above" if step.up_to_bytes is None else f"to {format_bytes(step.up_to_bytes)}")
         for step in one.thresholds
     ]
-    if len(steps) > 1:
+    if priced and (len(steps) > 1 or one.sizes[0].cheapest not in priced):
         out.print(f"cheapest: {', '.join(steps)}", markup=False)
     for way in one.ways:
-        if not way.why_not and way.run_by == "others":
-            out.print(f"{way.method}, by others: {way.why}", markup=False)
-        elif not way.why_not and way.since:
+        if not way.why_not and way.since:
             out.print(f"{way.method}: {library} {way.since} and later", markup=False)
+    others = [way for way in one.ways if not way.why_not and way.run_by == "others"]
+    for why in dict.fromkeys(way.why for way in others):
+        methods = ", ".join(way.method for way in others if way.why == why)
+        out.print(
+            f"{methods} [others]: in no plan, and their own limits in size and ranks are not "
+            f"checked: {why}",
+            markup=False,
+        )
     for reason in dict.fromkeys(way.why_not for way in one.ways if way.why_not):
         methods = ", ".join(way.method for way in one.ways if way.why_not == reason)
         out.print(f"not {methods}: {reason}", markup=False)

@@ -1,9 +1,23 @@
-"""Units for people: the only place that converts seconds, bytes and flop for print.
+"""Units for people: the only place that converts seconds, bytes and flop for print, or reads them.
 
 Inside, in files and on the wire everything is seconds, bytes, flop, bytes/s and flop/s.
 """
 
-__all__ = ["counted", "format_bytes", "format_count", "format_rate", "format_seconds"]
+import re
+from fractions import Fraction
+from typing import Final
+
+__all__ = [
+    "counted",
+    "format_bytes",
+    "format_count",
+    "format_rate",
+    "format_seconds",
+    "parse_bytes",
+]
+
+_PREFIXES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmgt]?)(i?b|)", re.IGNORECASE)
 
 
 def format_seconds(seconds: float) -> str:
@@ -27,6 +41,30 @@ def format_bytes(num_bytes: float) -> str:
     ('80.0 GB', '512 B', '1.50 MB')
     """
     return _scaled(num_bytes, "B")
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a size as people write it, or as nccl-tests takes it.
+
+    A prefix alone counts in powers of 1024, as in nccl-tests (src/common.cu, parsesize); with B it
+    is decimal, with iB binary.
+
+    >>> [parse_bytes(size) for size in ("1024", "1K", "1.5KiB", "64MB")]
+    [1024, 1024, 1536, 64000000]
+
+    Raises:
+        ValueError: It is no size, or no whole number of bytes.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found and (found[2] or found[3].lower() != "ib"):
+        base = 1000 if found[3].lower() == "b" else 1024
+        size = Fraction(found[1]) * base ** _PREFIXES[found[2].lower()]
+        if size.denominator == 1:
+            return int(size)
+    raise ValueError(
+        f"{text[:40]!r}: need whole bytes, for example 1048576, 1M or 1MiB (all the same), or 1MB "
+        "(1000000)"
+    )
 
 
 def format_rate(per_second: float, unit: str) -> str:

@@ -1,8 +1,8 @@
 """Every way to run one collective side by side: what it costs, why, and why not."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from planner.errors import InvalidInputError, UnknownNameError
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
 from planner.methods import OTHER_METHODS, OWN_METHODS, library_rules
-from planner.plan import Algorithm, Basis, Collective, Method, SizeThreshold
+from planner.plan import Basis, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import Fabric
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Comparison",
     "Price",
     "Way",
+    "check_algorithms",
     "compare_methods",
     "comparison_document",
 ]
@@ -127,15 +128,32 @@ class Comparison:
 
     Attributes:
         op: Operation.
+        framework: Whose calls a plan can hold.
         ways: All that there are, those of no avail included.
         sizes: In the order asked for.
         thresholds: The cheapest by size, of what a plan can hold.
     """
 
     op: Collective
+    framework: Framework
     ways: tuple[Way, ...]
     sizes: tuple[AtSize, ...]
     thresholds: tuple[SizeThreshold, ...]
+
+
+def check_algorithms(fabric: Fabric, ops: Iterable[Collective], names: Iterable[str]) -> None:
+    """Refuse algorithms that nobody has for any of ``ops``.
+
+    Raises:
+        UnknownNameError: One of ``names`` is such.
+    """
+    ops = tuple(ops)
+    known = sorted({method.algorithm for op in ops for method in known_methods(fabric, op)})
+    for name in names:
+        if name not in known:
+            of = ops[0] if len(ops) == 1 else "these operations"
+            remedy = f"known for {of}: {', '.join(known)}"
+            raise UnknownNameError("algorithm", name, known, remedy=remedy)
 
 
 def compare_methods(
@@ -144,6 +162,7 @@ def compare_methods(
     group: Group,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     algorithms: Collection[str] = (),
+    framework: Framework = "executor",
 ) -> Comparison:
     """Return every way to run ``op`` on a group (one row) by size.
 
@@ -153,21 +172,18 @@ def compare_methods(
         group: One row, of two ranks or more.
         sizes_bytes: S as in nccl-tests.
         algorithms: The only ones to list; none lists all. The cheapest is that of all.
+        framework: Whose calls a plan can hold: the library's own, and with "executor" ours too.
 
     Raises:
-        InvalidInputError: A size is not between 1 byte and a petabyte, nobody knows an algorithm,
-            or nothing here runs ``op``.
+        InvalidInputError: A size is not between 1 byte and a petabyte, or nothing here runs ``op``.
     """
-    legal = legal_methods(fabric, "executor", op)
+    legal = legal_methods(fabric, framework, op)
     if not legal:
         raise InvalidInputError(
             f"op={op}: {fabric.library} on {fabric.topology} has no way to run it; try another, "
             "for example all_reduce",
             where="op",
         )
-    for name in algorithms:
-        if name not in get_args(Algorithm):
-            raise UnknownNameError("algorithm", name, get_args(Algorithm))
     for size in sizes_bytes:
         if not 1 <= size <= _MOST_BYTES:
             raise InvalidInputError(
@@ -176,7 +192,7 @@ def compare_methods(
                 where="size",
             )
     ways = {
-        method: _way(fabric, op, method, group)
+        method: _way(fabric, op, method, group, framework)
         for method in known_methods(fabric, op)
         if not algorithms or method.algorithm in algorithms
     }
@@ -209,7 +225,7 @@ def compare_methods(
             )
         )
     best = thresholds(op, fabric, group, legal)
-    return Comparison(op, tuple(ways.values()), tuple(found), best)
+    return Comparison(op, framework, tuple(ways.values()), tuple(found), best)
 
 
 def comparison_document(
@@ -246,7 +262,7 @@ def comparison_document(
     }
 
 
-def _way(fabric: Fabric, op: Collective, method: Method, group: Group) -> Way:
+def _way(fabric: Fabric, op: Collective, method: Method, group: Group, framework: Framework) -> Way:
     others = dict(OTHER_METHODS.get(fabric.library, {}).get(op, ()))
     rules = [r for r in library_rules(fabric.library, op) if Method(r.algorithm) == method]
     run_by: RunBy = "library"
@@ -255,7 +271,10 @@ def _way(fabric: Fabric, op: Collective, method: Method, group: Group) -> Way:
         run_by, why = "others", others[method]
     elif method in OWN_METHODS[fabric.library].get(op, ()):
         run_by, why = "executor", "groups and calls of our executor"
-    return Way(str(method), run_by, why, since, why_not(fabric, op, method, group))
+    reason = why_not(fabric, op, method, group)
+    if not reason and run_by == "executor" and framework != "executor":
+        reason = f"{fabric.library} does not have it, our executor has: --framework executor"
+    return Way(str(method), run_by, why, since, reason)
 
 
 def _prices(

@@ -80,6 +80,7 @@ _BLOCK: Final = 256
 _SCALE_BYTES: Final = 4
 _PAIR_BYTES: Final = 6
 _SIDE: Final = 4096
+_MOST_BYTES: Final = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +277,8 @@ def compare(
         precision: Of the buffer: fp32 or bf16.
 
     Raises:
-        InvalidInputError: A size is below 1, a group has one rank, the precision is another, or
-            bf16 is a scheme for a buffer that is bf16.
+        InvalidInputError: A size is not between 1 byte and a petabyte, a group has one rank, the
+            precision is another, or bf16 is a scheme for a buffer that is bf16.
     """
     lossy = default_schemes(precision) if schemes is None else tuple(schemes)
     _check(group, size_bytes, lossy, precision)
@@ -295,11 +296,13 @@ def compare(
 
 
 def _check(group: Group, size_bytes: Column, schemes: Sequence[Scheme], precision: str) -> None:
-    if not (np.asarray(size_bytes) >= 1).all():
-        raise InvalidInputError(
-            f"size={np.min(size_bytes):g}: need the bytes of the buffer on one rank, at least 1",
-            where="size",
-        )
+    for size in np.asarray(size_bytes, dtype=float):
+        if not 1 <= size <= _MOST_BYTES:
+            raise InvalidInputError(
+                f"size={size:g}: need the bytes of the buffer on one rank, from 1 to "
+                f"{_MOST_BYTES:,}",
+                where="size",
+            )
     if (group.degree < 2).any():
         raise InvalidInputError(
             "a group of one rank sends nothing; need 2 ranks or more", where="ranks"

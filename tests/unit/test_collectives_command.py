@@ -187,6 +187,53 @@ def test_only_asked_for_algorithms_are_listed(run: Run) -> None:
     assert {p["method"] for at in operation["sizes"] for p in at["prices"]} == {"tree"}
 
 
+def test_what_cannot_run_is_no_table_but_a_reason(run: Run) -> None:
+    arguments = ["collectives", "dgx-h100", "-n", "2", "--algorithm", "collnet"]
+    out = run(*arguments)[1]
+    assert out.splitlines()[2:] == [
+        "all_reduce",
+        "not collnet: needs a plugin by which switches of the network reduce",
+    ]
+    assert out == run(*arguments, "--op", "all_reduce")[1]
+
+
+def test_a_list_without_the_cheapest_names_it(run: Run) -> None:
+    arguments = ["collectives", "dgx-h100", "-n", "1", "--op", "all_gather", "--size", "1G"]
+    assert "\ncheapest: ring above\n" in run(*arguments, "--algorithm", "nvls")[1]
+    assert "cheapest: " not in run(*arguments, "--algorithm", "ring")[1]
+
+
+def test_plans_hold_the_librarys_calls_unless_the_executor_is_asked_for(run: Run) -> None:
+    arguments = ["collectives", "dgx-h100", "-n", "2", "--op", "all_gather", "--size", "1M"]
+    out = run(*arguments)[1]
+    assert re.search(r"^ring .*us\*", out, re.MULTILINE)
+    assert "not hierarchical: nccl does not have it, our executor has: --framework exec" in out
+    assert "NCCL's own calls; --framework executor adds" in out
+    out = run(*arguments, "--framework", "executor")[1]
+    assert re.search(r"^hierarchical \[executor\] .*\*", out, re.MULTILINE)
+    assert "NCCL's calls and those of our executor" in out
+    gloo = json.loads(run("collectives", "local-gloo", "--op", "all_reduce", "--json")[1])
+    assert gloo["operations"][0]["framework"] == "executor"
+
+
+def test_kernels_of_others_are_said_to_be_theirs(run: Run) -> None:
+    out = run("collectives", "gb200-nvl72", "-n", "18", "--op", "all_reduce")[1]
+    assert re.search(r"^one_shot \[others\] ", out, re.MULTILINE)
+    assert "one_shot, two_shot [others]: in no plan, and their own limits in size" in out
+
+
+def test_sizes_are_read_as_nccl_tests_takes_them_and_told_apart(run: Run) -> None:
+    sizes = ("1M", "1MiB", "1048576", "1MB", "1073741823", "1G")
+    options = [word for size in sizes for word in ("--size", size)]
+    arguments = ["collectives", "dgx-h100", "-n", "1", "--op", "broadcast", *options]
+    (operation,) = json.loads(run(*arguments, "--json")[1])["operations"]
+    found = [at["size_bytes"] for at in operation["sizes"]]
+    assert found == [1 << 20] * 3 + [10**6, (1 << 30) - 1, 1 << 30]
+    out = run(*arguments)[1]
+    assert "1.00 MB" in out
+    assert "1,073,741,823 B  1,073,741,824 B" in out
+
+
 def test_a_calibrations_curve_is_what_is_shown(run: Run, tmp_path: Path) -> None:
     curve = MeasuredCurve(
         op="all_to_all",
@@ -218,11 +265,17 @@ def test_a_calibrations_curve_is_what_is_shown(run: Run, tmp_path: Path) -> None
         (["-n", "1", "--ranks", "8", "--stride", "2"], "stride=2"),
         (["--stride", "0"], "stride=0"),
         (["--size", "1.5"], "--size '1.5'"),
-        (["--size", "-4"], "size=-4"),
+        (["--size", "-4"], "--size '-4': need whole bytes, for example 1048576, 1M"),
+        (["--size", "1X"], "--size '1X'"),
         (["--size", "0"], "size=0"),
         (["--size", str(10**16)], "size=10,000"),
         (["--op", "allreduce"], "nearest: all_reduce"),
         (["--algorithm", "nvlstree"], "nearest: nvls_tree"),
+        (
+            ["--op", "all_gather", "--algorithm", "tree"],
+            "for all_gather: copy_engine, halving_doub",
+        ),
+        (["--framework", "torch"], "nearest: executor"),
         (["-n", "0"], "nodes=0"),
         (["--calibration", "nowhere.json"], "nowhere.json: cannot be read"),
     ],

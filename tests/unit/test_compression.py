@@ -320,6 +320,7 @@ def test_a_wrong_scheme_is_refused_by_name(text: str, words: str) -> None:
     [
         ({"sizes": np.array([1e6, 0.5])}, "size=0.5"),
         ({"sizes": np.array([np.nan])}, "size=nan"),
+        ({"sizes": np.array([1e6, 1e16])}, "size=1e+16"),
         ({"precision": "int3"}, "precision 'int3'"),
         ({"stride": 64}, "ranks=1, stride=64"),
     ],
@@ -358,6 +359,7 @@ def test_the_command_shows_what_compare_finds_and_that_nobody_measured_it(run: R
     assert list(rows[0]["sent_bytes"]) == ["nvlink", "rail"]
     _, out, _ = run(*asked)
     assert BASIS in out
+    assert run(*(word.replace("100000000", "100MB") for word in asked))[1] == out
     assert "no plan holds one" in out
     assert "zero_quantized_gradients" in out
     code, _, err = run(*asked[:-1], "top_k=2")
