@@ -11,8 +11,7 @@ have no NIC of their own, less for direct, pairwise and point_to_point than for 
 
 Protocols are the library's (``planner.hardware.protocols``): launch, ratio and share are theirs.
 Pieces of a hierarchy are on different levels at a time: then the longer side counts, and one piece
-of the other; of latencies and of transfers each, which is an upper bound where both matter. Inside
-a host both sides need the same links, and their transfers add up.
+of the other. Inside a host both sides need the same links, and their transfers add up.
 
 A group of one is a ``singleton``: no call, no cost. Alpha and B are the level's own and issue the
 library's, as its calls see them; other paths have their own by factors, and an operation that was
@@ -58,6 +57,7 @@ __all__ = [
 
 # Library calls of nobody's: what NCCL's take says nothing of them.
 _KERNELS_OF_OTHERS: Final = ("one_shot", "two_shot")
+_SIZES_AN_OCTAVE: Final = 4
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
 
@@ -225,25 +225,44 @@ def _told_by_curves(
     number_of = {method.algorithm: number for number, method in enumerate(methods)}
     found = []
     for curve, alike in matching(fabric, op, group) if fabric.curves else ():
-        if curve.algorithm is None or curve.algorithm in number_of:
-            rows = np.flatnonzero(alike)
-            at = np.clip(size_bytes[rows], curve.sizes_bytes[0], curve.sizes_bytes[-1])
-            number = -1 if curve.algorithm is None else number_of[curve.algorithm]
-            found.append((rows, at, measured_s(curve, at), np.full(len(rows), number)))
+        known = curve.algorithm is None or curve.algorithm in number_of
+        if curve.path != "library" or not known:
+            continue
+        rows = np.flatnonzero(alike)
+        at = np.clip(size_bytes[rows], curve.sizes_bytes[0], curve.sizes_bytes[-1])
+        number = -1 if curve.algorithm is None else number_of[curve.algorithm]
+        is_inside = at == size_bytes[rows]
+        for inside in (False, True):
+            some = is_inside == inside
+            if some.any():
+                took = measured_s(curve, at[some])
+                found.append((inside, number >= 0, rows[some], at[some], took, number))
     if not found:
         return None
-    found.sort(key=lambda columns: columns[-1][0] < 0)
-    rows, at, took, ran = (np.concatenate(column) for column in zip(*found[::-1], strict=True))
+    found.sort(key=lambda one: one[:2])  # what was measured there, and of one method, goes last
+    rows, at, took = (np.concatenate([one[i] for one in found]) for i in (2, 3, 4))
+    ran = np.concatenate([np.full(len(one[2]), one[5]) for one in found])
     part, only = group.take(rows), ran >= 0
     ran = np.where(only, ran, library_default(op, fabric, part, at))
+    here = size_bytes[rows]
 
-    def said(sizes: Column) -> Column:
-        by_method = [_modelled(op, one, fabric, part, sizes)[0].total_s() for one in methods]
-        return np.choose(ran, by_method)
+    def said(sizes: Column) -> tuple[Column, Column]:
+        terms = [_modelled(op, one, fabric, part, sizes)[0] for one in methods]
+        return (
+            np.choose(ran, [one.total_s() for one in terms]),
+            np.choose(ran, [one.transfer_s for one in terms]),
+        )
 
-    over, here = took / said(at), size_bytes[rows]
-    if (here < at).any():
-        over = np.where(here < at, np.minimum(1.0, took / said(here)), over)
+    at_end = said(at)
+    over = took / at_end[0]
+    if (here != at).any():
+        now = said(here)
+        # what the model missed at the end grows with the transfer as far as that was one
+        moving = at_end[1] / at_end[0]
+        growth = np.divide(now[1], at_end[1], out=np.ones(len(here)), where=at_end[1] > 0)
+        missed = (took - at_end[0]) * (1 - moving + moving * growth)
+        over = np.where(here > at, (now[0] + missed) / now[0], over)
+        over = np.where(here < at, np.minimum(1.0, took / now[0]), over)
     return _Told(rows, over, ran, only, at == here)
 
 
@@ -268,8 +287,9 @@ def measured_over_model(
 
     A curve of the method itself goes first. One of whatever the library took says how the machine
     does over all: what the library takes there by its own rule is measured, and its other methods
-    keep their distance. Above its largest size the model goes on from there; below its smallest the
-    model stands, unless it is longer than the smallest took. Nothing there is measured.
+    keep their distance. Above its largest size the model goes on from there: what it missed grows
+    with the transfer, as far as the time was one. Below its smallest the model stands, unless it is
+    longer than the smallest took. Nothing there is measured, and another curve goes first.
     """
     told = _told_by_curves(op, fabric, group, size_bytes)
     return _told_of(told, op, method, fabric, len(size_bytes))
@@ -321,10 +341,7 @@ def _modelled(
     fixed = sum((call.launch_s for call in calls), np.zeros(len(size_bytes)))
     latencies = [latency for call in calls for latency in call.latencies]
     transfers = [transfer for call in calls for transfer in call.transfers]
-    pieces = parts[0].pieces
-    latency_s = _in_line(parts, latencies, pieces)
-    at_a_time = np.where(_share_links(parts, seen.levels), 1.0, pieces)
-    transfer_s = _in_line(parts, transfers, at_a_time)
+    latency_s, transfer_s = _in_line(parts, latencies, transfers, _share_links(parts, seen.levels))
     several = group.degree > 1
     terms = Terms(
         np.where(several, fixed, 0.0),
@@ -366,18 +383,34 @@ def _cheapest_line(call: list[Phase], seen: CallLevels, fabric: Fabric, path: Ca
     )
 
 
-def _in_line(parts: Sequence[Phase], seconds: Sequence[Column], pieces: Column | float) -> Column:
-    """Return the seconds of all parts, of which those that cross and others work side by side.
+def _in_line(
+    parts: Sequence[Phase],
+    latencies: Sequence[Column],
+    transfers: Sequence[Column],
+    share_links: Column,
+) -> tuple[Column, Column]:
+    """Return latency and transfer of all parts: those that cross and others work side by side.
 
-    The longer of both, and one of ``pieces`` of the other.
+    Of both sides the longer one counts, and one of the pieces of the other; transfers that share
+    links add up.
     """
-    nothing = np.zeros(len(parts[0].group.degree))
-    crossing, inside = (
-        sum((s for p, s in zip(parts, seconds, strict=True) if p.crosses is way), nothing)
-        for way in (True, False)
+    nothing, pieces = np.zeros(len(parts[0].group.degree)), parts[0].pieces
+
+    def of_side(seconds: Sequence[Column], crosses: bool) -> Column:
+        return sum(
+            (s for p, s in zip(parts, seconds, strict=True) if p.crosses is crosses), nothing
+        )
+
+    across, inside = (
+        (of_side(latencies, crosses), of_side(transfers, crosses)) for crosses in (True, False)
     )
-    shorter = np.minimum(crossing, inside)
-    return np.asarray(np.maximum(crossing, inside) + shorter / pieces)
+    is_across = across[0] + across[1] >= inside[0] + inside[1]
+    longer, shorter = (
+        [np.where(is_across == first, a, b) for a, b in zip(across, inside, strict=True)]
+        for first in (True, False)
+    )
+    at_a_time = np.where(share_links, 1.0, pieces)
+    return longer[0] + shorter[0] / pieces, longer[1] + shorter[1] / at_a_time
 
 
 def _share_links(parts: Sequence[Phase], levels: tuple[Level, ...]) -> Column:
@@ -499,8 +532,8 @@ def thresholds(
 ) -> tuple[SizeThreshold, ...]:
     """Return the best method by message size for one group (one row).
 
-    Sizes are powers of two from 1 KiB; between two that differ the breaks are found by bisection,
-    to one byte. The last threshold is open.
+    Sizes are four to an octave from 1 KiB; between two that differ the breaks are found by
+    bisection, to one byte. The last threshold is open.
     """
 
     def best(*sizes: float) -> Column:
@@ -511,12 +544,13 @@ def thresholds(
         algorithm, path = methods[index]
         return SizeThreshold(up_to_bytes=up_to_bytes, algorithm=algorithm, path=path)
 
-    sizes = [1 << power for power in range(10, largest_bytes.bit_length())]
+    octaves = np.arange(10, largest_bytes.bit_length() - 0.9, 1 / _SIZES_AN_OCTAVE)
+    sizes = [round(float(size)) for size in 2.0**octaves]
     chosen = best(*sizes).tolist()
     closed: list[SizeThreshold] = []
     for at in np.flatnonzero(np.diff(chosen)):
         low, current = sizes[at], chosen[at]
-        while current != chosen[at + 1]:  # a third method may be the best for less than an octave
+        while current != chosen[at + 1]:  # a third method may be the best in between
             high = sizes[at + 1]
             while high - low > 1:
                 middle = (low + high) // 2

@@ -16,7 +16,8 @@ GPUs of a node, except that a GPU alone has a plain one.
 """
 
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -61,6 +62,7 @@ _WORTH_TRYING: Final = 0.49
 _MAX_RINGS: Final = 32
 _MAX_HEADS: Final = 32
 _MAX_DIRECT_HEADS: Final = 8
+_SEARCHES_KEPT: Final = 256
 # Where nothing fits, one channel in the order of the GPUs.
 _FALLBACK_BYTES_PER_S: Final = 0.1e9
 
@@ -168,7 +170,16 @@ def _seen(level: Level, fabric: Fabric) -> float:
 
 
 def graphs_of(architecture: str, reach: Reach) -> Graphs:
-    """Return the graphs of NCCL's search for every row."""
+    """Return the graphs of NCCL's search for every row; the same question is searched once."""
+    columns = (np.asarray(getattr(reach, name)).tolist() for name in Reach.__dataclass_fields__)
+    asked = tuple(tuple(one) if isinstance(one, list) else one for one in columns)
+    return _searched(architecture, asked)
+
+
+@lru_cache(maxsize=_SEARCHES_KEPT)
+def _searched(architecture: str, asked: tuple[Any, ...]) -> Graphs:
+    columns: list[Any] = [np.array(one) if isinstance(one, tuple) else one for one in asked]
+    reach = Reach(*columns)
     intra, inter = (np.array(list_) * 1e9 for list_ in _SPEEDS.get(architecture, _SPEEDS[""]))
     alone, across = (
         _search(architecture, speeds, reach, out) for speeds, out in ((intra, False), (inter, True))

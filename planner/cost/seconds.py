@@ -23,7 +23,7 @@ from planner.frameworks import overlaps_data_parallel
 from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
-from planner.plan import Axis
+from planner.plan import Axis, Collective
 
 __all__ = ["Timed", "seconds"]
 
@@ -81,13 +81,24 @@ def seconds(
     processors = processors or Processors(problem.fabric)
     axes = {op.axis for op in ops if isinstance(op, Communication)}
     groups = {axis: axis_group(problem.fabric, c, axis) for axis in axes}
-    return _beside_compute(problem, processors, groups, [_timed(problem, groups, op) for op in ops])
+    chosen: dict[tuple[Collective, Axis, bytes], Choice] = {}
+    timed = [_timed(problem, groups, op, chosen) for op in ops]
+    return _beside_compute(problem, processors, groups, timed)
 
 
-def _timed(problem: Problem, groups: dict[Axis, Group], op: Op) -> Timed:
+def _timed(
+    problem: Problem,
+    groups: dict[Axis, Group],
+    op: Op,
+    chosen: dict[tuple[Collective, Axis, bytes], Choice],
+) -> Timed:
+    """Return one op with its time; calls that are alike, of many layers' parts, are chosen once."""
     if isinstance(op, Communication):
-        legal = legal_methods(problem.fabric, problem.framework, op.op)
-        choice = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
+        key = op.op, op.axis, op.size_bytes.tobytes()
+        if key not in chosen:
+            legal = legal_methods(problem.fabric, problem.framework, op.op)
+            chosen[key] = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
+        choice = chosen[key]
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
     once = _compute_s(problem, op) / problem.fabric.slowest_share
     return Timed(op, once, once * op.repeats)

@@ -286,15 +286,13 @@ def test_gloo_emulates_the_scatter_inside_a_hierarchy_too() -> None:
 
 
 def test_pieces_of_a_hierarchy_are_on_both_levels_at_a_time() -> None:
-    """64 MiB go in 16 pieces: the slower level, and one piece of the other."""
+    """64 MiB go in 16 pieces: the longer side, and one piece of the other."""
     size, on = 2.0**26, fabric(4096)
-    found = seconds("all_reduce", "hierarchical", 32, 1, size).transfer_s[0]
-    inside = 2 * size * 7 / 8 / rate(NVLINK)
-    across = 2 * size / 8 * 3 / 4 / rate(RAIL)
-    assert found == pytest.approx(max(inside, across) + min(inside, across) / 16)
-    latency = seconds("all_reduce", "hierarchical", 32, 1, size).latency_s[0]
-    hops = sorted((2 * 7 * on.levels[0].alpha_s, 2 * 3 * on.levels[1].alpha_s))
-    assert latency == pytest.approx(16 * hops[1] + hops[0])
+    found = seconds("all_reduce", "hierarchical", 32, 1, size)
+    inside = 16 * 2 * 7 * on.levels[0].alpha_s + 2 * size * 7 / 8 / rate(NVLINK)
+    across = 16 * 2 * 3 * on.levels[1].alpha_s + 2 * size / 8 * 3 / 4 / rate(RAIL)
+    longer, shorter = max(inside, across), min(inside, across)
+    assert (found.latency_s + found.transfer_s)[0] == pytest.approx(longer + shorter / 16)
 
 
 # ------------------------------------------------------------ meshes, shared NICs, unequal units
@@ -410,8 +408,9 @@ def test_time_never_falls_when_a_level_of_an_uneven_fabric_weakens(
     weaker = getattr(levels[index], name) * factor
     levels[index] = replace(levels[index], **{name: weaker})
     weak = seconds(op, algorithm, *group, SIZE, fabric(32, levels=tuple(levels)))
-    assert weak.transfer_s[0] >= healthy.transfer_s[0] * (1 - 1e-12)
-    assert weak.latency_s[0] == healthy.latency_s[0]
+    assert weak.total_s()[0] >= healthy.total_s()[0] * (1 - 1e-12)
+    if algorithm != "hierarchical":  # of which the other side may be the longer then
+        assert weak.latency_s[0] == healthy.latency_s[0]
 
 
 @pytest.mark.parametrize(("op", "algorithm"), PAIRS)
