@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
-from planner.methods import LIBRARY_RULES, library_rules
+from planner.methods import LIBRARY_RULES, NVLS_MOST_SHARDS, library_rules
 from planner.plan import AXES, Algorithm, Axis, Collective, CollectiveChoice, Method, Plan
 
 __all__ = [
@@ -88,7 +88,6 @@ _SINCE: Final[dict[str, str]] = {
 _OVERRULING: Final = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN")
 # What a plan may make of NCCL's calls: one, or one for each part of a hierarchy.
 _CALLED: Final = frozenset({"singleton", *_NAMES, "hierarchical", "three_level"})
-_MAX_NVLS_RANKS: Final = 32  # of a gather or scatter (src/include/device.h, NCCL_MAX_NVLS_ARITY)
 _MAX_COLLNET_RANKS: Final = 8  # of a node (NCCL_MAX_DIRECT_ARITY + 1)
 _NUM_CHOICES_SHOWN: Final = 3
 _ANY_SIZE: Final = (1 << 64) - 1  # the plugin reads sizes with strtoull into a size_t
@@ -140,11 +139,11 @@ class TunerRule:
         if self.algorithm not in _ALGORITHMS[self.op]:
             return f"NCCL has no {self.algorithm} for {self.op}"
         nodes, per_node = self.num_nodes, -(-self.num_ranks // self.num_nodes)
-        is_small = self.op == "all_reduce" or per_node <= _MAX_NVLS_RANKS
+        is_small = self.op == "all_reduce" or per_node <= NVLS_MOST_SHARDS
         needs: dict[Algorithm, tuple[bool, str]] = {
             "nvls": (
                 nodes == 1 and is_small,
-                "one node" + f" of at most {_MAX_NVLS_RANKS} ranks" * (self.op != "all_reduce"),
+                "one node" + f" of at most {NVLS_MOST_SHARDS} ranks" * (self.op != "all_reduce"),
             ),
             "nvls_tree": (nodes > 1 and per_node > 1, "several nodes of several ranks"),
             "collnet": (

@@ -10,6 +10,7 @@ from planner.plan import Algorithm, Collective, Method
 
 __all__ = [
     "LIBRARY_RULES",
+    "NVLS_MOST_SHARDS",
     "OTHER_METHODS",
     "OWN_METHODS",
     "LibraryRule",
@@ -142,25 +143,38 @@ OTHER_METHODS: Final[dict[str, dict[Collective, tuple[tuple[Method, str], ...]]]
 }
 
 
-# What published measurements on GPUs, or the emulated clusters of docs/lab.md, were compared with.
-# The rest is priced by the same physics, and nobody knows how well.
-_VALIDATED: Final[frozenset[tuple[Collective, Algorithm]]] = frozenset(
-    {
-        *(("all_reduce", algorithm) for algorithm in ("ring", "tree", "nvls", "nvls_tree")),
-        *(("all_reduce", algorithm) for algorithm in ("one_shot", "two_shot")),
-        *((op, "ring") for op in ("all_gather", "reduce_scatter", "broadcast", "reduce")),
-        ("all_to_all", "direct"),
-        ("send_recv", "point_to_point"),
-    }
+# NCCL 2.30.7 has NVLS gathers and scatters for no more ranks of one node (NCCL_MAX_NVLS_ARITY).
+NVLS_MOST_SHARDS: Final = 32
+
+# What published measurements were compared with, by library. The rest is priced by the same physics,
+# and nobody knows how well. All of gloo's calls and ours beside them are in docs/lab.md.
+_RINGED: Final[tuple[tuple[Collective, Algorithm], ...]] = (
+    ("all_reduce", "ring"),
+    ("all_gather", "ring"),
+    ("reduce_scatter", "ring"),
 )
+_VALIDATED: Final[dict[str, frozenset[tuple[Collective, Algorithm]]]] = {
+    "nccl": frozenset(
+        {
+            *_RINGED,
+            *(("all_reduce", algorithm) for algorithm in ("tree", "nvls", "nvls_tree")),
+            *(("all_reduce", algorithm) for algorithm in ("one_shot", "two_shot")),
+            *((op, "ring") for op in ("broadcast", "reduce")),
+            ("all_to_all", "direct"),
+            ("send_recv", "point_to_point"),
+        }
+    ),
+    "rccl": frozenset({*_RINGED, ("all_reduce", "tree"), ("all_to_all", "direct")}),
+    "oneccl": frozenset(_RINGED),
+}
 
 
 def is_validated(library: str, op: Collective, method: Method) -> bool:
     """Return whether the price of such a call was ever compared with a measured one."""
-    if library == "gloo":  # all of its calls and ours are in docs/lab.md
+    if library == "gloo":
         return op != "reduce"
-    is_known = library in ("nccl", "rccl", "oneccl") and method.path == "library"
-    return is_known and (op, method.algorithm) in _VALIDATED
+    known = _VALIDATED.get(library, frozenset())
+    return method.path == "library" and (op, method.algorithm) in known
 
 
 def library_rules(library: str, op: Collective) -> tuple[LibraryRule, ...]:

@@ -923,8 +923,8 @@ class MeasuredCurve(Document):
     path: CallPath = "library"
     group_size: int = Field(ge=2)
     num_nodes: int = Field(ge=1, description="hosts that the group lies on")
-    sizes_bytes: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
-    seconds: tuple[Rate, ...] = Field(min_length=1)
+    sizes_bytes: tuple[Annotated[int, Field(ge=1, le=1 << 50)], ...] = Field(min_length=1)
+    seconds: tuple[Annotated[float, Field(ge=1e-9, le=1e6)], ...] = Field(min_length=1)
     source: str
 
     @model_validator(mode="after")

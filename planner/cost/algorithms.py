@@ -44,6 +44,7 @@ from planner.constants import TREE_EFFICIENCY
 from planner.hardware.protocols import Family
 from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, outer_group
+from planner.methods import NVLS_MOST_SHARDS
 from planner.plan import Algorithm, CallPath, Collective, Method
 from planner.segments import chain_segments, hierarchy_pieces, shared_barriers, tree_segments
 from planner.topology.document import Library
@@ -152,8 +153,6 @@ def runs_as(library: Library, op: Collective, path: CallPath = "library") -> Col
     return "all_reduce" if emulated else op
 
 
-# NCCL 2.30.7 has NVLS gathers and scatters for no more ranks of one node (NCCL_MAX_NVLS_ARITY).
-_NVLS_MOST_SHARDS: Final = 32
 # What ``is_possible`` asks of a group, in words.
 _ONE_DOMAIN: Final = "all ranks in one unit of the innermost level"
 _SEVERAL_UNITS: Final = "equally many ranks, two or more, in each of several innermost units"
@@ -174,7 +173,7 @@ def is_possible(op: Collective, method: Method, group: Group) -> Column:
     if method.algorithm == "three_level":
         return group.has_hierarchy() & group.has_hierarchy(1)
     if method.algorithm == "nvls" and op != "all_reduce":
-        return (group.members[0] == group.degree) & (group.degree <= _NVLS_MOST_SHARDS)
+        return (group.members[0] == group.degree) & (group.degree <= NVLS_MOST_SHARDS)
     if method.algorithm in ("copy_engine", "nvls", "one_shot", "two_shot"):
         return group.members[0] == group.degree
     if method.algorithm in ("nvls_tree", "collnet"):

@@ -71,7 +71,10 @@ def expert_shares(moe: MixtureOfExperts, num_moe_layers: int, load: ExpertLoad |
         assert load.zipf is not None, "a load has an exponent or counts"
         return _zipf_shares(moe, load.zipf)[None, :]
     _check_counts(moe, num_moe_layers, load.counts)
-    counts = np.array(load.counts)
+    counts = np.array(load.counts, dtype=float)
+    with np.errstate(over="ignore"):
+        if not np.isfinite(counts.sum(axis=1)).all():
+            counts /= counts.max(axis=1, keepdims=True)
     shares: Column = counts / counts.sum(axis=1, keepdims=True)
     layer, expert = np.unravel_index(int(shares.argmax()), shares.shape)
     if shares[layer, expert] > (1 + _ROUNDING) / moe.top_k:

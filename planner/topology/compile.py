@@ -83,6 +83,7 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         if found
         else 1.0,
         architecture=architecture,
+        sharp=document.network is not None and document.network.in_network_reduction,
         protocols=protocols_of(architecture, levels[0].kind),
         curves=()
         if any(found[node].links for node in used if node in found)
@@ -100,7 +101,8 @@ def _curves_of_board(document: TopologyDocument, inside: Level) -> tuple[Measure
         return ()
     gpu = gpu_model(document.device_name)
     if gpu.link_kind is None:
-        return curves if inside.kind == "pcie" else ()
+        is_slot = math.isclose(inside.bytes_per_s, gpu.pcie_bytes_per_s, rel_tol=0.01)
+        return curves if inside.kind == "pcie" and is_slot else ()
     rate = gpu.num_links * gpu.link_bytes_per_s
     is_switched = inside.mesh is None and inside.unit_size >= document.gpus_per_node
     is_board = inside.kind == gpu.link_kind and is_switched

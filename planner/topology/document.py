@@ -185,6 +185,11 @@ class Network(Document):
         description="how far from its GPU a NIC may be to read its memory: behind PCIe switches "
         "only, or on the same CPU; farther, and with off, messages pass through host memory",
     )
+    in_network_reduction: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="its switches reduce for the library: SHARP, by a plugin of NCCL (CollNet)",
+    )
     source: Source
     tiers: tuple[Tier, ...] = Field(min_length=1, max_length=8)
 
