@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar, cast, get_args
@@ -95,12 +96,14 @@ EXIT_BAD_INPUT: Final = 2
 _GRACE_S: Final = 5
 
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
+ValueT = TypeVar("ValueT")
 
 # Control characters but tab and newline, and what turns the direction of writing.
 _STEERING: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 # As ``parse_bytes`` reads them.
 _SIZE_FORMS: Final = "as 1048576, 1M or 1MB"
+_PER_LOG: Final = "once for all logs, or for each in their order"
 # Width of tables where no terminal says its own.
 _PIPE_WIDTH: Final = 140
 # The runs of thousands of ranks have tens of megabytes; a device such as /dev/zero never ends.
@@ -721,13 +724,16 @@ def calibrate(
         typer.Option(help="Log or JSON of nccl-tests or rccl-tests; again for another."),
     ] = None,
     op: Annotated[
-        str | None, typer.Option(help="Operation of logs that do not say it, as all_gather.")
+        list[str] | None,
+        typer.Option(help=f"Operation of logs that do not say it, as all_gather; {_PER_LOG}."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="Ranks of logs that do not list them.")
+        list[int] | None,
+        typer.Option(min=2, help=f"Ranks of logs that do not list them; {_PER_LOG}."),
     ] = None,
     num_nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes of logs that do not list ranks.")
+        list[int] | None,
+        typer.Option(min=1, help=f"Nodes of logs that do not list ranks; {_PER_LOG}."),
     ] = None,
     topology: Topology = None,
     model: Model = None,
@@ -745,7 +751,11 @@ def calibrate(
     if logs:
         name = topology or str(result and result.topology)
         document = _read(TopologyDocument, name) if _is_file_name(name) else load_topology(name)
-        curves = _read_curves(logs, document, op=op, num_ranks=ranks, num_nodes=num_nodes)
+        given = [
+            _per_log(option, values or [], len(logs))
+            for option, values in (("--op", op), ("--ranks", ranks), ("--num-nodes", num_nodes))
+        ]
+        curves = _read_curves(logs, document, zip(*given, strict=True))
         result = with_curves(result, document.name, curves)
     assert result is not None, "there are runs or logs: _check_sources saw to it"
     text = result.model_dump_json(indent=2)
@@ -803,32 +813,59 @@ def _fit_runs(
     return fit_calibration(measured)
 
 
+def _per_log(option: str, values: Sequence[ValueT], num_logs: int) -> list[ValueT | None]:
+    """Return what an option says of each log: nothing, one value for all, or one for each.
+
+    Raises:
+        InvalidInputError: There are others.
+    """
+    if len(values) not in (0, 1, num_logs):
+        raise InvalidInputError(
+            f"{option} is given {len(values)} times for {counted(num_logs, 'log')}; give it once "
+            "for all, or once for each, in the order of the logs",
+            where=option.lstrip("-"),
+        )
+    if len(values) == num_logs:
+        return [*values]
+    return [values[0] if values else None] * num_logs
+
+
 def _read_curves(
-    logs: list[str],
-    document: TopologyDocument,
-    *,
-    op: str | None,
-    num_ranks: int | None,
-    num_nodes: int | None,
+    logs: list[str], document: TopologyDocument, given: Iterable[tuple[Any, ...]]
 ) -> tuple[MeasuredCurve, ...]:
-    """Return the curves of logs; what was left out of them and what cannot be goes to stderr."""
-    from planner.calibrate.measured import broken_laws, curves_of
+    """Return the curves of logs; what was left out of them and what cannot be goes to stderr.
+
+    Args:
+        logs: Names of files.
+        document: The cluster that was measured.
+        given: Operation, ranks and nodes of each log, None where it is not said.
+    """
+    from planner.calibrate.measured import (
+        Given,
+        broken_laws,
+        check_groups,
+        check_machine,
+        curves_of,
+    )
     from planner.calibrate.nccl_tests import read_log
 
-    if op is not None and op not in get_args(Collective):
-        raise InvalidInputError(
-            f"--op {op!r}: need one of {', '.join(get_args(Collective))}", where="op"
-        )
+    beside = [Given(*of_log) for of_log in given]
+    for one in beside:
+        if one.op is not None and one.op not in get_args(Collective):
+            raise InvalidInputError(
+                f"--op {one.op!r}: need one of {', '.join(get_args(Collective))}", where="op"
+            )
     read = [
         read_log(_read_bytes(name), source="stdin" if name == "-" else Path(name).name)
         for name in logs
     ]
-    curves = curves_of(
-        read, op=cast("Collective | None", op), num_ranks=num_ranks, num_nodes=num_nodes
-    )
-    for log in read:
-        for complaint in log.complaints():
-            _say(complaint)
+    remarks = [check_machine(log, document) for log in read]
+    curves = curves_of(read, beside)
+    check_groups(curves, document)
+    for log, remark in zip(read, remarks, strict=True):
+        for said in (remark, *log.complaints()):
+            if said:
+                _say(said)
     for curve in curves:
         for sentence in broken_laws(curve, document):
             _say(sentence)

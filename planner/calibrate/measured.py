@@ -1,12 +1,14 @@
 """Measured curves from the rows of logs: whose they are, and which laws they break.
 
-A curve is what was measured: of one size measured often the median, nothing smoothed. What cannot
-be so is said beside it: time that falls as the size grows, and more bandwidth than links have.
+A curve is what was measured: of one size measured often the median, nothing smoothed. Logs of
+other machines than the topology's are refused, and so are curves of groups that it has not. What
+cannot be so is said beside it: time that falls as the size grows, more bandwidth than links have.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -14,18 +16,36 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from planner.calibrate.nccl_tests import SHARED_OUT, Log, Row, Run, element_bytes
+from planner.cost.curves import matching
 from planner.cost.traffic import lower_bound_s
-from planner.errors import InvalidInputError
+from planner.errors import InvalidInputError, UnknownNameError
+from planner.hardware.gpus import GpuModel, gpu_model
 from planner.layout.groups import lay_group
 from planner.plan import Calibration, Collective, MeasuredCurve, Method, document_hash
+from planner.topology.bundled import load_topology, topology_names
 from planner.topology.compile import compile_fabric
 from planner.topology.document import TopologyDocument
 from planner.units import counted, format_bytes, format_seconds
 
-__all__ = ["broken_laws", "curves_of", "with_curves"]
+__all__ = ["Given", "broken_laws", "check_groups", "check_machine", "curves_of", "with_curves"]
 
+_MAX_TRIED: Final = 5
 # Between two sizes a run's times wander by a few per cent: nccl-tests prints means of 20 calls.
 _NOISE: Final = 0.1
+
+
+class Given(NamedTuple):
+    """What is said beside a log of what it does not say itself; None where nothing is.
+
+    Attributes:
+        op: Operation.
+        num_ranks: Of logs that do not list ranks and whose figures do not give them.
+        num_nodes: Of logs that do not list ranks.
+    """
+
+    op: Collective | None = None
+    num_ranks: int | None = None
+    num_nodes: int | None = None
 
 
 class _Group(NamedTuple):
@@ -40,13 +60,7 @@ class _Sample(NamedTuple):
     source: str
 
 
-def curves_of(
-    logs: Iterable[Log],
-    *,
-    op: Collective | None = None,
-    num_ranks: int | None = None,
-    num_nodes: int | None = None,
-) -> tuple[MeasuredCurve, ...]:
+def curves_of(logs: Sequence[Log], given: Sequence[Given] = ()) -> tuple[MeasuredCurve, ...]:
     """Return the curves of all logs together, by operation, group and method.
 
     Sizes in a row that the library says it ran by one method are a curve of that method; where
@@ -54,18 +68,16 @@ def curves_of(
 
     Args:
         logs: As read.
-        op: Of logs that do not say it.
-        num_ranks: Of logs that do not list ranks and whose figures do not give them.
-        num_nodes: Of logs that do not list ranks.
+        given: Of each log; empty where nothing is.
 
     Raises:
-        InvalidInputError: A log lacks one of these, or its figures contradict them.
+        InvalidInputError: A log lacks what it is not given, or contradicts what it is.
     """
     samples: dict[_Group, dict[int, list[_Sample]]] = defaultdict(lambda: defaultdict(list))
-    for log in logs:
+    for log, beside in zip(logs, given or [Given()] * len(logs), strict=True):
         for run in log.runs:
             try:
-                group = _group(run, op, num_ranks, num_nodes)
+                group = _group(run, beside)
             except InvalidInputError as exc:
                 where = f"{log.source}, from line {run.rows[0].line}"
                 raise InvalidInputError(f"{where}: {exc}", where=exc.where) from exc
@@ -101,30 +113,46 @@ def _by_method(group: _Group, samples: dict[int, list[_Sample]]) -> Iterator[Mea
 # ----------------------------------------------------------------------- whose the rows are
 
 
-def _group(run: Run, op: Collective | None, num_ranks: int | None, num_nodes: int | None) -> _Group:
+def _group(run: Run, given: Given) -> _Group:
     """Return the operation and group of a run: as listed, else by its figures, else as given."""
-    found = run.op or _op_by_columns(run) or op
+    shape = run.shape()
+    said = Given(run.op or _op_by_columns(run), *(shape or ()))
+    for option, own, beside in zip(("op", "ranks", "num-nodes"), said, given, strict=True):
+        if own is not None and beside not in (None, own):
+            raise InvalidInputError(
+                f"it says {own} itself, where --{option} {beside} is given; leave that out, or "
+                "give one for each log, in their order",
+                where=option,
+            )
+    found = said.op or given.op
     if found is None:
         raise InvalidInputError(
             "which operation it is, neither the name of a binary nor the columns say; give it "
             "with --op, as --op all_gather",
             where="op",
         )
-    shape = run.shape()
     fewest, most = _possible_ranks(found, run.rows)
-    ranks = shape[0] if shape else num_ranks or (fewest if fewest >= most else None)
+    if fewest > most or fewest == math.inf:
+        raise InvalidInputError(
+            f"it is no {found} of any number of ranks: {_figures_of(found, run.rows)}; check "
+            + ("the log" if said.op else "--op"),
+            where="op",
+        )
+    ranks = said.num_ranks or given.num_ranks or (fewest if fewest == most else None)
     if ranks is None:
         known = "" if most == math.inf else f" (by busbw over algbw {fewest:.0f} to {most:.0f})"
         raise InvalidInputError(
             f"how many ranks ran, is not in it{known}; give it with --ranks", where="ranks"
         )
     if not fewest <= ranks <= most:
+        who, what = ("it lists", "the log") if said.num_ranks else ("given are", "--op and --ranks")
+        of = f"{fewest:.0f}" if fewest == most else f"{fewest:.0f} to {most:.0f}"
         raise InvalidInputError(
-            f"its counts and busbw are not those of {found} on {ranks:.0f} ranks: that would be "
-            f"{fewest:.0f} at least and {most:.0f} at most; check --op and --ranks",
+            f"{who} {ranks:.0f} ranks, but as {found} its figures are those of {of}: "
+            f"{_figures_of(found, run.rows)}; check {what}",
             where="ranks",
         )
-    nodes = shape[1] if shape else num_nodes
+    nodes = said.num_nodes or given.num_nodes
     if nodes is None:
         raise InvalidInputError(
             f"on how many nodes the {ranks:.0f} ranks ran, is not in it; give it with --num-nodes",
@@ -181,11 +209,85 @@ def _possible_ranks(op: Collective, rows: Sequence[Row]) -> tuple[float, float]:
             low, high = (2 / (2 - r) if r < 2 else math.inf for r in row.busbw_over_algbw)
         else:
             continue
-        fewest, most = max(fewest, math.ceil(low)), min(most, high)
+        fewest = max(fewest, low if low == math.inf else math.ceil(low))
+        most = min(most, high)
     return fewest, most if most == math.inf else math.floor(most)
 
 
+def _figures_of(op: Collective, rows: Sequence[Row]) -> str:
+    """Return by which figures of the rows ``_possible_ranks`` goes, and what ``op`` would have."""
+    if op == "all_reduce":
+        low = max(row.busbw_over_algbw[0] for row in rows)
+        high = min(row.busbw_over_algbw[1] for row in rows)
+        ratio = low if high == math.inf else (low + high) / 2
+        return f"busbw over algbw is {ratio:.3g}, where n ranks have 2 (n-1)/n"
+    parts = sorted({parts for row in rows if (parts := _parts_of_size(row))})
+    counts = ", ".join("S" if part == 1 else f"S/{part}" for part in parts)
+    return f"counts are {counts}, where n ranks have S/n"
+
+
+# ----------------------------------------------------------------------------- whose machine
+
+
+def check_machine(log: Log, document: TopologyDocument) -> str:
+    """Return what of a log's GPUs could not be compared with the topology's; empty if nothing.
+
+    Raises:
+        InvalidInputError: It lists GPUs of another model, or ran another library.
+    """
+    has = [document.device_name, *(island.device_name for island in document.islands)]
+    models, ours = [*map(_model, has)], f"{', '.join(dict.fromkeys(has))} of {document.name}"
+    listed = sorted({name for run in log.runs for name in run.devices})
+    known = {name: model for name in listed if (model := _model(name)) is not None}
+    wrong = ""
+    for library in [log.library] if log.library else [model.library for model in known.values()]:
+        if library != document.library:
+            wrong = (
+                f"is of {library.upper()}, where {document.name} runs {document.library.upper()}"
+            )
+    for name, model in known.items():
+        if model not in models and None not in models:
+            wrong = f"lists {name!r}, none of the {ours}"
+    if wrong:
+        raise InvalidInputError(
+            f"{log.source}: {wrong}; {_what_to_try([*known.values()])}", where="topology"
+        )
+    if not listed:
+        return f"{log.source}: lists no GPUs; taken for the {ours}"
+    if strange := ", ".join(name for name in listed if name not in known):
+        return f"{log.source}: lists {strange}, no known GPU; taken for the {ours}"
+    return ""
+
+
+def _model(device_name: str) -> GpuModel | None:
+    try:
+        return gpu_model(device_name)
+    except UnknownNameError:
+        return None
+
+
+def _what_to_try(measured: Sequence[GpuModel]) -> str:
+    like = [one for one in topology_names() if _model(load_topology(one).device_name) in measured]
+    tries = f", as {', '.join(like[:_MAX_TRIED])}" if like else ""
+    return f"give the topology that was measured{tries}, or leave the log out"
+
+
 # ------------------------------------------------------------------------------------- laws
+
+
+def check_groups(curves: Sequence[MeasuredCurve], document: TopologyDocument) -> None:
+    """Refuse curves of which none is like a group that the topology can have.
+
+    Raises:
+        InvalidInputError: So it is.
+    """
+    reasons = [_misplaced(curve, document) for curve in curves]
+    if all(reasons):
+        raise InvalidInputError(
+            f"nothing would use these curves: {_name(curves[0])}: {reasons[0]}; check --topology, "
+            "and --ranks and --num-nodes where they are given",
+            where="num_nodes",
+        )
 
 
 def broken_laws(curve: MeasuredCurve, document: TopologyDocument) -> tuple[str, ...]:
@@ -194,11 +296,13 @@ def broken_laws(curve: MeasuredCurve, document: TopologyDocument) -> tuple[str, 
     Bandwidth is checked on groups that fill their nodes: of fewer ranks each may have more of
     the links than the levels' rates, which are for all senders.
     """
-    name = f"{curve.op} of {curve.group_size} ranks on {counted(curve.num_nodes, 'node')}"
-    if curve.algorithm is not None:
-        name += f" by {Method(curve.algorithm, curve.path)}"
     said = (_falling(curve), _misplaced(curve, document) or _too_fast(curve, document))
-    return tuple(f"{name}: {sentence}" for sentence in said if sentence)
+    return tuple(f"{_name(curve)}: {sentence}" for sentence in said if sentence)
+
+
+def _name(curve: MeasuredCurve) -> str:
+    name = f"{curve.op} of {curve.group_size} ranks on {counted(curve.num_nodes, 'node')}"
+    return name + (f" by {Method(curve.algorithm, curve.path)}" if curve.algorithm else "")
 
 
 def _falling(curve: MeasuredCurve) -> str:
@@ -217,9 +321,13 @@ def _falling(curve: MeasuredCurve) -> str:
 
 
 def _misplaced(curve: MeasuredCurve, document: TopologyDocument) -> str:
-    members = curve.group_size // curve.num_nodes
-    if curve.num_nodes <= document.max_nodes and members <= document.gpus_per_node:
-        return ""
+    """Return why no group of a topology is like the curve's; empty if one is."""
+    if curve.num_nodes <= document.max_nodes:
+        fabric = replace(compile_fabric(document, curve.num_nodes), curves=(curve,))
+        strides = np.arange(1, fabric.num_gpus // curve.group_size + 1)
+        groups = lay_group(fabric, np.full(len(strides), curve.group_size), strides)
+        if len(strides) and matching(fabric, curve.op, groups):
+            return ""
     return (
         f"topology {document.name} has {counted(document.max_nodes, 'node')} of "
         f"{document.gpus_per_node}: no group there is like it"

@@ -14,14 +14,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from planner.calibrate.nccl_choices import OPS, Choice, choice_in
 from planner.documents import parse_json
 from planner.errors import InvalidInputError
 from planner.plan import Collective, Method
 
-__all__ = ["SHARED_OUT", "Log", "Row", "Run", "element_bytes", "read_log"]
+Library = Literal["nccl", "rccl"]
+
+__all__ = ["SHARED_OUT", "Library", "Log", "Row", "Run", "element_bytes", "read_log"]
 
 # Operations whose count is one rank's part of S (nccl-tests, doc/PERFORMANCE.md).
 SHARED_OUT: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -42,7 +44,15 @@ _GLUED: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?|N/A")
 _HALF_ROW: Final = re.compile(
     rf"\s*(\d{{1,18}})\s+(\d{{1,18}})\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)"
 )
-_RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev")
+_RANK: Final = re.compile(
+    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev"
+    r"(?:ice\s+\d+\s+\[[^\]]*\]\s+(\S.*))?"
+)
+# What only one of the two says of itself, in its own lines or its benchmark's.
+_LIBRARIES: Final[dict[Library, re.Pattern[bytes]]] = {
+    "rccl": re.compile(rb"rccl-tests|RCCL version|NCCL version \S+\+hip"),
+    "nccl": re.compile(rb"NCCL version \S+\+cuda"),
+}
 # Hypercube and alltoallv are benchmarks, too, of no operation here.
 _BINARY: Final = re.compile(rf"\b({'|'.join(OPS)}|hypercube|alltoallv)_perf")
 _BEGINS: Final = re.compile(r"# nThread|[nr]ccl-tests|Using devices|test starting|size +count")
@@ -88,6 +98,7 @@ class Run:
     Attributes:
         binary: Name without ``_perf``; empty if the log does not give it.
         hosts: By group (of a split communicator) and rank.
+        devices: Names of the GPUs, as listed.
         num_ranks: Where the log counts ranks without listing all.
         rows: Those that could be read.
         choices: How the library says that it ran sizes.
@@ -96,6 +107,7 @@ class Run:
 
     binary: str = ""
     hosts: dict[int, dict[int, str]] = field(default_factory=dict)
+    devices: set[str] = field(default_factory=set)
     num_ranks: int | None = None
     rows: list[Row] = field(default_factory=list)
     choices: set[Choice] = field(default_factory=set)
@@ -157,11 +169,13 @@ class Log:
         source: Its name.
         runs: Those with rows.
         bad_lines: (line, why it was left out), in order; in JSON results are counted.
+        library: That ran, where the text says it.
     """
 
     source: str
     runs: tuple[Run, ...]
     bad_lines: tuple[tuple[int, str], ...]
+    library: Library | None = None
 
     def complaints(self) -> tuple[str, ...]:
         """Return what was left out, a sentence for each reason; of many reasons the first."""
@@ -207,7 +221,8 @@ def read_log(text: bytes, *, source: str) -> Log:
             "the output of a run such as all_reduce_perf -b 1K -e 4G -f 2",
             where=source,
         )
-    return Log(source, kept, tuple(sorted(bad)))
+    library = next((name for name, said in _LIBRARIES.items() if said.search(text)), None)
+    return Log(source, kept, tuple(sorted(bad)), library)
 
 
 # --------------------------------------------------------------------------------------- text
@@ -313,6 +328,7 @@ def _note_head(line: str, run: Run) -> bool:
         run.binary = binary[1]
     if rank := _RANK.search(line):
         run.hosts.setdefault(int(rank[2] or 0), {})[int(rank[1])] = rank[3]
+        run.devices |= {rank[4].strip()} if rank[4] else set()
     words = line.split()
     if words[1:3] != ["size", "count"]:
         return False
@@ -408,6 +424,9 @@ def _read_json(text: bytes, source: str) -> tuple[list[Run], list[tuple[int, str
         for device in config["devices"]:
             ranks = run.hosts.setdefault(int(device["group"]), {})
             ranks[int(device["rank"])] = str(device["hostname"])
+            run.devices |= (
+                {str(device["device_info"]).strip()} if "device_info" in device else set()
+            )
         if len(run.hosts) == 1:
             per_process = int(config["nthreads"]) * int(config["ngpus"])
             run.num_ranks = len(config["devices"]) * per_process

@@ -14,7 +14,14 @@ from typing import Any, get_args
 
 import pytest
 
-from planner.calibrate.measured import broken_laws, curves_of, with_curves
+from planner.calibrate.measured import (
+    Given,
+    broken_laws,
+    check_groups,
+    check_machine,
+    curves_of,
+    with_curves,
+)
 from planner.calibrate.nccl_tests import read_log
 from planner.errors import InvalidInputError
 from planner.plan import Calibration, Collective, MeasuredCurve, Plan, document_hash
@@ -26,6 +33,7 @@ SAMPLES = Path(__file__).parent.parent / "samples" / "nccl-tests"
 EXPECTED = list(csv.DictReader((SAMPLES / "expected.csv").read_text("utf-8").splitlines()))
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 GH200 = "gh200-x8-2node-allreduce.log"
+A3_MEGA = ["--nccl-tests", str(SAMPLES / "a3mega-x16-allgather.log"), "-t", "gcp-a3-mega"]
 
 
 def sample(name: str) -> bytes:
@@ -34,7 +42,7 @@ def sample(name: str) -> bytes:
 
 def curves(text: bytes | str, **given: Any) -> tuple[MeasuredCurve, ...]:
     data = text.encode() if isinstance(text, str) else text
-    return curves_of([read_log(data, source="a.log")], **given)
+    return curves_of([read_log(data, source="a.log")], [Given(**given)])
 
 
 def busbw_factor(op: str, ranks: int) -> float:
@@ -101,7 +109,7 @@ def test_samples_become_the_curves_that_they_print(row: dict[str, str]) -> None:
     log = read_log(sample(row["file"]), source=row["file"])
     given: dict[str, Any] = dict(pair.split("=") for pair in row["given"].split())
     given |= {name: int(value) for name, value in given.items() if value.isdigit()}
-    (curve,) = curves_of([log], **given)
+    (curve,) = curves_of([log], [Given(**given)])
     shape = (curve.op, curve.group_size, curve.num_nodes, len(curve.sizes_bytes))
     assert shape == (row["op"], *(int(row[k]) for k in ("group_size", "num_nodes", "num_sizes")))
     assert (curve.sizes_bytes[0], curve.sizes_bytes[-1]) == (
@@ -325,7 +333,18 @@ def test_many_complaints_are_counted() -> None:
     [
         ("a3mega-x16-allgather.log", {"num_nodes": 2}, r"from line 9: which operation .* --op"),
         ("a3mega-x16-allgather.log", {"op": "all_gather"}, "16 ranks ran, is not in it; .*--num-"),
-        ("a3mega-x16-allgather.log", {"op": "all_reduce", "num_nodes": 2}, "check --op"),
+        (
+            "a3mega-x16-allgather.log",
+            {"op": "all_reduce", "num_nodes": 2},
+            r"no all_reduce of any number of ranks: busbw over algbw is 0.937, .* check --op",
+        ),
+        (
+            "a3mega-x16-allgather.log",
+            {"op": "all_gather", "num_ranks": 8, "num_nodes": 2},
+            r"given are 8 ranks, but as all_gather .* of 16: counts are S/16, .* --ranks",
+        ),
+        ("roce-x16-allreduce-jitter.log", {"op": "all_gather"}, "it says all_reduce itself, where"),
+        (GH200, {"num_ranks": 16}, "it says 8 itself, where --ranks 16"),
         ("roce-x16-allreduce-jitter.log", {}, "--num-nodes"),
         ("roce-x16-allreduce-jitter.log", {"num_nodes": 3}, "16 ranks on 3 nodes; need"),
         ("p4d-kubectl-rank-prefix.log", {"num_nodes": 2}, "how many ranks .* --ranks"),
@@ -337,6 +356,143 @@ def test_what_a_log_lacks_is_asked_for_and_never_guessed(
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         curves(sample(name), **given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "op", "message"),
+    [
+        (
+            {"op": "all_gather", "ranks": 4},
+            "all_gather",
+            r"lists 4 ranks, .* of 8: counts are S/8,",
+        ),
+        ({"op": "all_gather"}, "all_reduce", "over algbw is 0.875, where .* check the log"),
+        ({"op": "all_reduce"}, "all_gather", "counts are S, where n ranks have S/n; check the log"),
+    ],
+)
+def test_a_list_of_ranks_or_a_name_that_the_figures_contradict_is_refused(
+    changed: dict[str, Any], op: str, message: str
+) -> None:
+    """As where parts of several logs are in one file."""
+    head = table(ROWS, op=op, ranks=changed.pop("ranks", 8)).partition("# size")[0]
+    body = "".join(table(ROWS, **changed).partition("# size")[1:])
+    with pytest.raises(InvalidInputError, match=message):
+        curves(head + body)
+
+
+def test_a_busbw_of_more_than_twice_algbw_is_refused() -> None:
+    line = "        1024           256     float     sum      -1    20.00    0.05    0.25       0\n"
+    with pytest.raises(InvalidInputError, match="no all_reduce of any number of ranks: busbw over"):
+        curves(table([]).replace("# Out of", line + "# Out of"))
+
+
+# ----------------------------------------------------------------------------- whose machine
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "message"),
+    [
+        ("rccl-mi355x-x8-allreduce.log", "dgx-h100", "'AMD Instinct MI355X', .* as mi355x-8x400-"),
+        ("4090-x2-allgather-concat.log", "dgx-h100", "'NVIDIA GeForce RTX 4090', .* rtx-4090-x2"),
+        ("a100-x8-allreduce-validation0.log", "dgx-h100", "'A100-SXM4-40GB', .* h100-sxm-80gb of"),
+        ("a100-x8-allreduce-validation0.log", "dgx-a100", "'A100-SXM4-40GB', .* dgx-a100-40gb"),
+        ("h100nvl-x4-2node-step100k-bad.log", "dgx-h100", "'NVIDIA H100 NVL'.* measured, or leave"),
+        (GH200, "dgx-h100", "'NVIDIA GH200 120GB'.* as gh200-x4-slingshot"),
+        ("h100-x16-2node-allreduce.log", "local-gloo", "of NCCL, where local-gloo runs GLOO"),
+    ],
+)
+def test_a_log_of_other_gpus_than_the_topology_has_is_refused(
+    name: str, topology: str, message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"{name}: .*{message}") as caught:
+        check_machine(read_log(sample(name), source=name), load_topology(topology))
+    assert caught.value.where == "topology"
+
+
+@pytest.mark.parametrize(
+    ("said", "topology"),
+    [
+        ("RCCL version : 2.22.3-HEAD:9b28eef", "dgx-h100"),
+        ("rccl-tests: Version HEAD:e1b8a3a", "dgx-h100"),
+        ("NCCL version 2.18.3+hip6.0", "dgx-h100"),
+        ("NCCL version 2.27.3+cuda12.8", "mi300x-8x400-ib"),
+    ],
+)
+def test_a_log_of_another_library_is_refused_where_no_gpu_says_so(said: str, topology: str) -> None:
+    log = read_log(f"{said}\n{table(ROWS)}".encode(), source="a.log")
+    with pytest.raises(InvalidInputError, match=r"a\.log: is of .?CCL, where"):
+        check_machine(log, load_topology(topology))
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "remark"),
+    [
+        ("h100-x16-2node-allreduce.log", "dgx-h100", ""),
+        (GH200, "gh200-x4-slingshot", ""),
+        ("rccl-mi355x-x8-allreduce.log", "mi355x-8x400-roce", ""),
+        ("a3mega-x16-allgather.log", "gcp-a3-mega", "lists no GPUs; taken for the h100-sxm-80gb"),
+    ],
+)
+def test_a_log_of_the_same_gpus_is_taken_and_one_without_any_is_said(
+    name: str, topology: str, remark: str
+) -> None:
+    said = check_machine(read_log(sample(name), source=name), load_topology(topology))
+    assert said.startswith(f"{name}: {remark}" if remark else "")
+    assert bool(said) == bool(remark)
+
+
+def test_gpus_that_nobody_knows_are_said() -> None:
+    text = table(ROWS).replace("[0x1] GPU", "[0x1] ACME Turbo 9")
+    said = check_machine(read_log(text.encode(), source="a.log"), load_topology("dgx-h100"))
+    assert said.startswith("a.log: lists ACME Turbo 9, no known GPU; taken for the h100-sxm-80gb")
+
+
+def test_json_lists_its_gpus_too() -> None:
+    devices = [
+        {"rank": 4 * n, "group": 0, "hostname": f"n{n}", "device_info": "NVIDIA GH200 120GB"}
+        for n in range(2)
+    ]
+    text = as_json(ROWS, config={"nthreads": 1, "ngpus": 4, "devices": devices})
+    with pytest.raises(InvalidInputError, match="lists 'NVIDIA GH200 120GB'"):
+        check_machine(read_log(text, source="a.json"), load_topology("dgx-h100"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "fits"),
+    [
+        (16, 2, True),
+        (8, 1, True),
+        (4, 1, True),
+        (2, 2, True),
+        (8, 2, True),
+        (16, 1, False),  # more than a node has
+        (3, 1, False),  # nor do three of eight: another of these groups reaches the next node
+        (6, 2, False),
+        (65536, 8192, False),
+    ],
+)
+def test_curves_of_groups_that_a_topology_cannot_have_are_refused_alone_and_said_beside_others(
+    ranks: int, nodes: int, fits: bool
+) -> None:
+    document = load_topology("dgx-h100")
+    curve = MeasuredCurve(
+        op="all_reduce",
+        group_size=ranks,
+        num_nodes=nodes,
+        sizes_bytes=(1024,),
+        seconds=(1.0,),
+        source="made up",
+    )
+    good = curve.model_copy(update={"group_size": 16, "num_nodes": 2})
+    check_groups([curve, good], document)
+    assert bool(broken_laws(curve, document)) == (not fits)
+    if fits:
+        check_groups([curve], document)
+    else:
+        with pytest.raises(
+            InvalidInputError, match=r"nothing would use these .* no group there is"
+        ):
+            check_groups([curve], document)
 
 
 def test_ranks_that_lie_unevenly_are_refused() -> None:
@@ -410,16 +566,31 @@ def calibrate(run: Run, tmp_path: Path, *arguments: str) -> tuple[Calibration, s
 
 
 def test_logs_alone_are_a_calibration_of_curves_alone(run: Run, tmp_path: Path) -> None:
-    names = [GH200, "a100-x8-allreduce-validation0.log"]
+    names = [f"a100-x8-{op}-validation0.log" for op in ("allgather", "allreduce")]
     options = [word for name in names for word in ("--nccl-tests", str(SAMPLES / name))]
-    found, err = calibrate(run, tmp_path, *options, "--topology", "dgx-a100")
-    assert [(curve.op, curve.group_size) for curve in found.curves] == [("all_reduce", 8)] * 2
+    found, err = calibrate(run, tmp_path, *options, "--topology", "dgx-a100-40gb")
+    assert [(curve.op, curve.group_size) for curve in found.curves] == [
+        ("all_gather", 8),
+        ("all_reduce", 8),
+    ]
     assert (found.levels, found.calls, found.run_hashes) == ((), (), ())
     assert (found.compute_scale, found.optimizer_scale, found.host_overhead_s) == (1.0, 1.0, 0.0)
     assert found.id == document_hash(found.model_dump(mode="json", exclude={"id", "calls"}))
     assert f"{names[1]}: left out lines 17, 18: size 0" in err
     assert "from 2 logs (2 curves)" in err
-    request = ["plan", "-t", "dgx-a100", "-n", "2", "-m", "llama3-8b", "-b", "64", "-s", "4096"]
+    request = [
+        "plan",
+        "-t",
+        "dgx-a100-40gb",
+        "-n",
+        "2",
+        "-m",
+        "llama3-8b",
+        "-b",
+        "64",
+        "-s",
+        "4096",
+    ]
     file = str(tmp_path / "calibration.json")
     status, out, err = run(*request, "-c", "tp=8", "--calibration", file, "--json")
     assert status == 0, err
@@ -457,12 +628,30 @@ def test_runs_and_logs_together_are_one_calibration(
         (["--plan", "plan.json"], "--plan without a timed run"),
         (["--nccl-tests", str(SAMPLES / GH200)], "add --topology NAME"),
         (["--nccl-tests", str(SAMPLES / GH200), "-t", "dgx-h100", "--op", "sum"], "--op 'sum'"),
+        (["--nccl-tests", str(SAMPLES / GH200), "-t", "dgx-h100"], "lists 'NVIDIA GH200 120GB'"),
+        ([*A3_MEGA, "--op", "all_gather", "--num-nodes", "1"], "16 ranks on 1 node: topology gcp"),
+        ([*A3_MEGA, "--op", "all_gather", "--op", "all_reduce"], "--op is given 2 times for 1 log"),
+        ([*A3_MEGA, "--ranks", "16", "--ranks", "8"], "--ranks is given 2 times for 1 log"),
     ],
 )
 def test_what_a_calibration_lacks_is_said(run: Run, arguments: list[str], message: str) -> None:
     status, out, err = run("calibrate", *arguments)
     assert (status, out) == (2, "")
     assert message in err
+
+
+def test_each_log_has_its_own_operation_and_nodes_or_all_have_one(run: Run, tmp_path: Path) -> None:
+    logs = [*A3_MEGA, "--nccl-tests", str(SAMPLES / "roce-x16-allreduce-jitter.log")]
+    each = ["--op", "all_gather", "--op", "all_reduce", "--num-nodes", "2"]
+    found, err = calibrate(run, tmp_path, *logs, *each)
+    assert [(curve.op, curve.num_nodes) for curve in found.curves] == [
+        ("all_gather", 2),
+        ("all_reduce", 2),
+    ]
+    assert "a3mega-x16-allgather.log: lists no GPUs; taken for the h100-sxm-80gb" in err
+    nodes = ["--num-nodes", "2", "--num-nodes", "16"]
+    found, _ = calibrate(run, tmp_path, *logs, *each[:4], *nodes)
+    assert [curve.num_nodes for curve in found.curves] == [2, 16]
 
 
 def test_logs_of_another_topology_than_the_runs_are_refused() -> None:
