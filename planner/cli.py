@@ -354,7 +354,7 @@ def moe(
     )
     fields = {
         "topology": document.model_dump(mode="json"),
-        "nodes": -(-ep // document.gpus_per_node),
+        "nodes": min(-(-ep // document.gpus_per_node), document.max_nodes),
         "model": _model_field(model),
         "training": {
             "global_batch_size": ep,

@@ -233,7 +233,7 @@ def show_scores(out: Console, scores: Scores) -> None:
     out.print(table)
     table = _table("nodes|", "size|", "machines>", "rows>", "median error>", "bar>", "")
     for group in scores.classes:
-        bar = group.bar
+        bar, verdict = group.bar, {None: "too few machines to judge", True: "kept", False: "missed"}
         table.add_row(
             group.nodes,
             group.size,
@@ -241,21 +241,24 @@ def show_scores(out: Console, scores: Scores) -> None:
             f"{group.num_rows:,}",
             _percent(group.median_error),
             "none" if bar is None else _percent(bar),
-            "" if bar is None else "kept" if group.median_error <= bar else "missed",
+            "" if bar is None else verdict[group.is_kept],
         )
     _show(out, "median over machines", table)
     rank = scores.ranking
     if rank.num_pairs:
-        out.print(
-            f"\nof {counted(rank.num_pairs, 'pair')} of forced methods the faster is predicted in "
-            f"{rank.num_right:,}; the others lose {format_seconds(rank.lost_s)} to "
-            f"{format_seconds(rank.best_s)}",
-            markup=False,
-        )
-    table = _table("rows>", "skipped because")
-    for reason, count in scores.skipped.items():
-        table.add_row(f"{count:,}", escape(reason))
-    _show(out, f"no prediction for {scores.num_rows - scores.num_predicted:,} rows", table)
+        told = f"of {counted(rank.num_pairs, 'pair')} of forced methods the faster is predicted in "
+        told += f"{rank.num_right:,}"
+        if rank.num_right < rank.num_pairs:
+            told += f"; the others take {_percent(rank.median_loss)} longer than the faster "
+            told += f"(median; {_percent(rank.worst_loss)} at worst), "
+            told += f"{format_seconds(rank.lost_s)} together"
+        out.print(f"\n{told}", markup=False)
+    if scores.skipped:
+        table = _table("rows>", "skipped because")
+        for reason, count in scores.skipped.items():
+            table.add_row(f"{count:,}", escape(reason))
+        skipped = counted(scores.num_rows - scores.num_predicted, "row")
+        _show(out, f"no prediction for {skipped}", table)
     out.print(
         f"\n{counted(scores.num_rows, 'row')}: {scores.num_scored:,} scored, "
         f"{scores.num_excluded:,} marked EXCLUDE, {scores.num_unmeasured:,} predicted but without "

@@ -47,7 +47,7 @@ _MODELLED: Final = "modelled, not validated"
 # benchmarks/deepep.py: medians 1 to 21 % off for large exchanges on 1 to 4 nodes of H100, up to
 # 60 % too fast on 8, and on one node of Blackwell.
 _NEAR_DEEPEP: Final = "near DeepEP on 1 to 4 nodes of H100"
-_BESIDE_DEEPEP: Final = "up to 60 % faster than DeepEP there"
+_BESIDE_DEEPEP: Final = "up to 65 % faster than DeepEP there"
 _MEASURED_NODES: Final = 4
 # What of a layer depends on who receives how many rows.
 _EXPERT_OPS: Final = ("experts_up", "experts_down", "expert_activation")
@@ -95,10 +95,17 @@ def expert_row(problem: Problem, ep: int) -> Candidates:
         raise InvalidInputError(
             f"{problem.model.name} is dense; need a model with experts", where="model"
         )
-    if moe.num_experts % ep or ep > problem.fabric.num_gpus:
+    if moe.num_experts % ep:
+        divisors = [n for n in range(1, moe.num_experts + 1) if moe.num_experts % n == 0]
         raise InvalidInputError(
-            f"ep={ep}: need a divisor of the {moe.num_experts} experts of {problem.model.name}, at "
-            f"most the {problem.fabric.num_gpus:,} ranks of {problem.fabric.topology}",
+            f"ep={ep}: does not divide the {moe.num_experts} experts of {problem.model.name}; need "
+            f"one of {', '.join(map(str, divisors))}",
+            where="ep",
+        )
+    if ep > problem.fabric.num_gpus:
+        raise InvalidInputError(
+            f"ep={ep}: {problem.fabric.topology} has {problem.fabric.num_gpus:,} ranks; need at "
+            "most as many, or a topology with more",
             where="ep",
         )
     columns = {field.name: np.ones(1, dtype=int) for field in fields(Candidates)}

@@ -132,11 +132,12 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     """
     header, *lines = _lines(text, source) or [(0, [])]
     columns = header[1]
-    for column in _REQUIRED:
-        if column not in columns:
-            raise InvalidInputError(
-                f"{source}: has no column {column!r}; needed: {', '.join(_REQUIRED)}", where=column
-            )
+    if missing := [column for column in _REQUIRED if column not in columns]:
+        raise InvalidInputError(
+            f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
+            f"{', '.join(_REQUIRED)}",
+            where=missing[0],
+        )
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         raise InvalidInputError(

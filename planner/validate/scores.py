@@ -28,6 +28,8 @@ _SMALL: Final = "< 1 MiB"
 _LARGE: Final = ">= 1 MiB"
 _NODES: Final = {1: "single node", 2: "two nodes"}
 _MORE_NODES: Final = "three and more"
+# Of fewer the median says nothing.
+_FEWEST_MACHINES: Final = 3
 # What the median over machines should stay below; no bar is set for more nodes.
 BARS: Final[Mapping[tuple[str, str], float]] = {
     ("single node", _LARGE): 0.08,
@@ -62,7 +64,17 @@ class MachineScore:
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
-    """Median of the machines' median errors in one class, and its bar, None where none is set."""
+    """All machines in one class.
+
+    Attributes:
+        nodes: As of a machine.
+        size: As of a machine.
+        num_machines: That have rows in it.
+        num_rows: Of all.
+        median_error: Median of the machines' median errors.
+        bar: That it should stay below; None where none is set.
+        is_kept: Whether it does; None without a bar, and of too few machines to judge.
+    """
 
     nodes: str
     size: str
@@ -70,6 +82,7 @@ class ClassScore:
     num_rows: int
     median_error: float
     bar: float | None
+    is_kept: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +94,17 @@ class Ranking:
         num_right: Whose faster one is the one predicted to be.
         lost_s: Over all pairs, measured seconds of the pick beyond those of the faster.
         best_s: Over all pairs, measured seconds of the faster.
+        median_loss: Of the pairs where the pick is the slower, how much longer it takes, over the
+            time of the faster; 0 without such pairs.
+        worst_loss: The same, the greatest.
     """
 
     num_pairs: int
     num_right: int
     lost_s: float
     best_s: float
+    median_loss: float
+    worst_loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +209,20 @@ def _machine_scores(scored: Sequence[_Scored]) -> tuple[MachineScore, ...]:
 def _class_scores(machines: Sequence[MachineScore]) -> tuple[ClassScore, ...]:
     classes = product((*_NODES.values(), _MORE_NODES), (_SMALL, _LARGE))
     found = {kind: [m for m in machines if (m.nodes, m.size) == kind] for kind in classes}
-    return tuple(
-        ClassScore(
-            *kind,
-            num_machines=len(members),
-            num_rows=sum(member.num_rows for member in members),
-            median_error=median(member.median_error for member in members),
-            bar=BARS.get(kind),
-        )
-        for kind, members in found.items()
-        if members
+    return tuple(_class_score(*kind, members) for kind, members in found.items() if members)
+
+
+def _class_score(nodes: str, size: str, members: Sequence[MachineScore]) -> ClassScore:
+    bar = BARS.get((nodes, size))
+    error = median(member.median_error for member in members)
+    return ClassScore(
+        nodes=nodes,
+        size=size,
+        num_machines=len(members),
+        num_rows=sum(member.num_rows for member in members),
+        median_error=error,
+        bar=bar,
+        is_kept=None if bar is None or len(members) < _FEWEST_MACHINES else error <= bar,
     )
 
 
@@ -216,10 +238,13 @@ def _ranking(scored: Sequence[_Scored]) -> Ranking:
         for pair in combinations(ones, 2)
         if pair[0].prediction.method != pair[1].prediction.method
     ]
-    best_s = [min(pick.measured_s, other.measured_s) for pick, other in pairs]
+    wrong = [(pick, best) for pick, best in pairs if pick.measured_s > best.measured_s]
+    losses = [pick.measured_s / best.measured_s - 1 for pick, best in wrong] or [0.0]
     return Ranking(
         num_pairs=len(pairs),
-        num_right=sum(pick.measured_s <= other.measured_s for pick, other in pairs),
-        lost_s=sum(pick.measured_s - s for (pick, _), s in zip(pairs, best_s, strict=True)),
-        best_s=sum(best_s),
+        num_right=len(pairs) - len(wrong),
+        lost_s=sum(pick.measured_s - best.measured_s for pick, best in wrong),
+        best_s=sum(min(one.measured_s for one in pair) for pair in pairs),
+        median_loss=median(losses),
+        worst_loss=max(losses),
     )

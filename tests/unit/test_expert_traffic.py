@@ -435,12 +435,22 @@ def test_padding_to_the_fullest_sends_e_over_k_times_the_rows_of_a_collapse() ->
 
 def test_a_row_needs_experts_and_ranks_for_them() -> None:
     for where, ep, said in (
-        (on_eight(), 3, "divisor of the 8 experts"),
-        (problem("deepseek-v3", on=fabric(8)), 16, "at most the 8 ranks"),
+        (on_eight(), 3, "does not divide the 8 experts .* one of 1, 2, 4, 8"),
+        (problem("deepseek-v3", on=fabric(8)), 16, "ep=16: .* has 8 ranks; need at most"),
         (problem("llama3-8b"), 8, "dense"),
     ):
         with pytest.raises(InvalidInputError, match=said):
             expert_row(where, ep)
+
+
+def test_the_command_talks_of_ranks_and_divisors_and_never_of_nodes_that_nobody_gave() -> None:
+    for topology, ep, said in (
+        ("dgx-h100", "3", "need one of 1, 2, 4, 8, 16, 32, 64, 128, 256"),
+        ("l40s-x8", "64", "ep=64: l40s-x8 has 8 ranks; need at most as many"),
+    ):
+        done = CliRunner().invoke(app, ["moe", "deepseek-v3", topology, "--ep", ep])
+        assert isinstance(done.exception, InvalidInputError)
+        assert said in str(done.exception)
 
 
 def test_the_command_prints_a_table_and_a_document(tmp_path: Any) -> None:

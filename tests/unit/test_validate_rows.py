@@ -42,8 +42,9 @@ def test_a_cell_that_cannot_be_is_refused_by_line_and_column(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no column 'id'"),
-        (table({}, drop=("op",)), "no column 'op'"),
+        ("", "no column 'id', 'gpu', 'n_nodes', 'n_ranks', 'op', 'size_bytes'; needed: id"),
+        (table({}, drop=("op",)), "no column 'op'; needed"),
+        (table({}, drop=("op", "gpu")), "no column 'gpu', 'op'; needed"),
         (table(), "no rows"),
         (table({}) + "one,two\n", "line 3: has 2 cells where the header has 22"),
         (table({}).replace("verified", "gpu"), "column 'gpu' occurs twice"),

@@ -93,16 +93,61 @@ def test_regret_is_what_the_pick_takes_longer_than_the_faster() -> None:
     assert (found.num_pairs, found.num_right) == (2, 1)
     assert found.lost_s == pytest.approx(30e-6)
     assert found.best_s == pytest.approx(120e-6)
+    assert found.median_loss == pytest.approx(0.3)
+    assert found.worst_loss == pytest.approx(0.3)
+
+
+def test_losses_are_shares_of_the_faster_where_the_pick_is_slower() -> None:
+    """At three sizes the ring is picked, 20, 50 and 100 % behind; at a fourth it is right."""
+    times = [(120, 100), (1500, 1000), (20, 10), (10, 20)]
+    found = scores(
+        rows(
+            *(
+                {"algorithm": how, "size_bytes": str(1024 << at), "time_us": str(us)}
+                for at, pair in enumerate(times)
+                for how, us in zip(("ring", "tree"), pair, strict=True)
+            )
+        ),
+        *([said(1), said(2, "tree")] * len(times)),
+    )
+    assert (found.ranking.num_pairs, found.ranking.num_right) == (4, 1)
+    assert found.ranking.median_loss == pytest.approx(0.5)
+    assert found.ranking.worst_loss == pytest.approx(1.0)
+    text = shown(found)
+    assert "in 1; the others take 50.0 % longer than the faster (median; 100.0 % at worst)" in text
+    assert ", 530 us" in text
+
+
+@pytest.mark.parametrize(("error", "is_kept"), [(0.14, True), (0.16, False)])
+def test_bars_are_for_three_machines_and_more(error: float, is_kept: bool) -> None:
+    found = [
+        scores(
+            rows(*({"machine": f"m{n}", "time_us": "100", **LARGE} for n in range(machines))),
+            *[said(100 * (1 + error))] * machines,
+        )
+        for machines in (2, 3)
+    ]
+    assert [group.is_kept for one in found for group in one.classes] == [None, is_kept]
+    assert "too few machines to judge" in shown(found[0])
+    assert ("kept" if is_kept else "missed") in shown(found[1])
+
+
+def test_where_nothing_was_skipped_nothing_is_said_of_it() -> None:
+    assert "no prediction" not in shown(scores(rows({}), said(100)))
+
+
+def shown(found: Scores) -> str:
+    out = io.StringIO()
+    show_scores(Console(file=out, width=140), found)
+    return out.getvalue()
 
 
 def test_the_table_says_what_the_scores_say() -> None:
     found = scores(
         rows({"machine": "[bold]A[/bold]", "time_us": "100"}, {}), said(150), said(None, reason="r")
     )
-    out = io.StringIO()
-    show_scores(Console(file=out, width=140), found)
-    text = out.getvalue()
-    for word in ("[bold]A[/bold]", "50.0 %", "15.0 %", "missed", "1.50", "no prediction for 1 row"):
+    text = shown(found)
+    for word in ("[bold]A[/bold]", "50.0 %", "15.0 %", "1.50", "no prediction for 1 row\n"):
         assert word in text
 
 
