@@ -16,6 +16,7 @@ from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
 from planner.plan import (
     Calibration,
+    CollectiveChoice,
     PlacementOption,
     Plan,
     Provenance,
@@ -37,6 +38,7 @@ _ASSUMPTIONS: Final = (
     "attention is fused; no score matrix is stored",
     "closed form, not simulated; collectives of different axes do not contend",
 )
+_PUBLISHED: Final = "published tables of such boards"
 # Part of a step that other nodes must save to be taken in place of those asked for.
 _WORTH_MOVING: Final = 1e-3
 
@@ -132,7 +134,7 @@ def _plan(
         placements=options,
         waiting=_waiting(resolved, fastest, calibration),
         assumptions=tuple(_assumptions(resolved, fastest)),
-        provenance=_provenance(resolved, problem, calibration),
+        provenance=_provenance(resolved, problem, calibration, fields["collectives"]),
         **fields,
     )
 
@@ -247,7 +249,10 @@ def _plan_id(resolved: ResolvedRequest, calibration: Calibration | None) -> str:
 def _measured(calibration: Calibration, problem: Problem) -> str:
     """Return what was measured, what was not, and what is left over."""
     curves = [curve.op for curve in calibration.curves]
-    logs = f"{counted(len(curves), 'measured curve')}: {', '.join(dict.fromkeys(curves))}"
+    logs = f"{counted(len(curves), 'measured curve')} ({', '.join(dict.fromkeys(curves))}), whose "
+    logs += "times calls marked measured have"
+    if {*problem.fabric.curves} - {*calibration.curves}:
+        logs += f", or those of {_PUBLISHED}"
     if not calibration.run_hashes:
         return f"priors and {logs}; no run of a plan was timed here"
     levels = [fit.level for fit in calibration.levels]
@@ -265,10 +270,15 @@ def _measured(calibration: Calibration, problem: Problem) -> str:
 
 
 def _provenance(
-    resolved: ResolvedRequest, problem: Problem, calibration: Calibration | None
+    resolved: ResolvedRequest,
+    problem: Problem,
+    calibration: Calibration | None,
+    calls: Sequence[CollectiveChoice],
 ) -> Provenance:
     if calibration is None:
         said = "priors only: nothing was measured on this cluster"
+        if any(call.basis == "measured" for call in calls):
+            said += f"; calls marked measured have the times of {_PUBLISHED}"
     else:
         said = _measured(calibration, problem)
     return Provenance(

@@ -594,7 +594,12 @@ def test_logs_alone_are_a_calibration_of_curves_alone(run: Run, tmp_path: Path) 
     file = str(tmp_path / "calibration.json")
     status, out, err = run(*request, "-c", "tp=8", "--calibration", file, "--json")
     assert status == 0, err
-    assert Plan.model_validate_json(out).provenance.calibration_id == found.id
+    provenance = Plan.model_validate_json(out).provenance
+    assert provenance.calibration_id == found.id
+    assert provenance.calibration == (
+        "priors and 2 measured curves (all_gather, all_reduce), whose times calls marked measured "
+        "have; no run of a plan was timed here"
+    )
 
 
 def test_runs_and_logs_together_are_one_calibration(

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.calibrate.measured import with_curves
 from planner.errors import InfeasiblePlanError, InvalidInputError, UnknownNameError
-from planner.plan import Plan, canonical_json
+from planner.plan import MeasuredCurve, Plan, canonical_json
 from planner.planning import make_plan
 from planner.request import PlanRequest
 from planner.resolving import build_problem, resolve
@@ -37,6 +38,36 @@ def test_llama3_70b_on_128_h100() -> None:
     assert min(m.parts.reserve_bytes for m in found.memory) > 1e9
     assert found.prediction.mfu is not None
     assert 0.35 <= found.prediction.mfu <= 0.50
+
+
+@pytest.mark.parametrize(("topology", "is_marked"), [("dgx-h100", True), ("aws-p4d", False)])
+def test_times_of_published_tables_are_said_where_a_call_has_them(
+    topology: str, is_marked: bool
+) -> None:
+    held = {"tp": 8, "pp": 1, "cp": 1}
+    found = plan(topology=topology, nodes=1, model="llama3-8b", training=BATCH, constraints=held)
+    assert ("measured" in [choice.basis for choice in found.collectives]) == is_marked
+    said = "priors only: nothing was measured on this cluster"
+    if is_marked:
+        said += "; calls marked measured have the times of published tables of such boards"
+    assert found.provenance.calibration == said
+
+
+def test_a_calibration_of_curves_says_where_they_count_and_whose_others_do() -> None:
+    curve = MeasuredCurve(
+        op="all_reduce",
+        group_size=16,
+        num_nodes=2,
+        sizes_bytes=(1 << 20, 1 << 30),
+        seconds=(1e-4, 1e-2),
+        source="made up",
+    )
+    asked = resolve(request(nodes=1, model="llama3-8b", training=BATCH, constraints={"tp": 8}))
+    found = make_plan(asked, with_curves(None, "dgx-h100", [curve]))
+    assert found.provenance.calibration == (
+        "priors and 1 measured curve (all_reduce), whose times calls marked measured have, or "
+        "those of published tables of such boards; no run of a plan was timed here"
+    )
 
 
 def test_llama3_70b_near_the_published_run() -> None:
