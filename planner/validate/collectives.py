@@ -30,6 +30,7 @@ __all__ = ["Batch", "Prediction", "batches_of", "is_forced", "predict", "predict
 
 # Words that say that the library chose.
 _BY_LIBRARY: Final = {"-", "auto", "default", "baseline", "nccl", "rccl", "hccl", "oneccl"}
+_PROTOCOLS: Final = ("ll", "ll128", "simple")
 # What a source calls an algorithm, brackets left out -> what it may mean here.
 _ONE_SHOT, _TWO_SHOT = Method("one_shot"), Method("two_shot")
 _SENDS: Final = (Method("direct"), Method("point_to_point"))
@@ -105,7 +106,8 @@ class Batch:
         """
         fabric = self.fabric
         if protocols is not None:
-            lines = protocols.only(self.protocol) if self.protocol else protocols
+            is_named = self.protocol in _PROTOCOLS
+            lines = protocols.only(self.protocol) if is_named else protocols
             fabric = replace(fabric, protocols=lines)
         if self.methods != library_methods(fabric, self.op):
             found = choose(self.op, fabric, self.group, self.size_bytes, self.methods)
@@ -169,8 +171,10 @@ def batches_of(
         fabric, assumptions = _fabric(built[machine], questions[numbers[0]])
         if not with_curves:
             fabric = replace(fabric, curves=())
-        if protocol and fabric.protocols is not None:
+        if protocol in _PROTOCOLS and fabric.protocols is not None:
             fabric = replace(fabric, protocols=fabric.protocols.only(protocol))
+        elif protocol:
+            assumptions = (*assumptions, f"protocol {protocol!r} is not known: whichever is best")
         degree = np.array([questions[number].num_ranks for number in numbers])
         size = np.array([questions[number].size_bytes for number in numbers], dtype=float)
         group = lay_group(fabric, degree, np.ones_like(degree))
@@ -179,9 +183,9 @@ def batches_of(
 
 
 def _protocol(question: Question) -> str:
-    """Return the protocol that the source names; empty = any."""
+    """Return the protocol that the source names; empty where it names none."""
     named = question.protocol.lower().partition("(")[0].strip()
-    return named if named in ("ll", "ll128", "simple") else ""
+    return "" if named in _BY_LIBRARY else named
 
 
 def is_forced(question: Question) -> bool:

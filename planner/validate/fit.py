@@ -29,11 +29,12 @@ __all__ = ["START", "Measured", "fit_protocols", "leave_one_out", "measured_call
 # Relative errors beyond this count linearly.
 _ROBUST_ABOVE: Final = 0.1
 # A curve is trusted to 5 %, a start to a factor of e: the ratio weighs them. Hops are those of the
-# links, and a copy costs less than a send, but for a reason; networks are few.
+# links, a copy costs less than a send, and calls start as on other GPUs, but for a reason; networks
+# are few.
 _PRIOR_WEIGHT: Final = 0.05
 _NETWORK_WEIGHT: Final = 0.1
 _KNOWN_WEIGHT: Final = 0.15
-_KNOWN: Final = (("hop", "ll", ""), ("own", "ring", ""), ("own", "direct", ""))
+_KNOWN: Final = ("hop", "own")
 _LARGE_BYTES: Final = 1 << 20
 # What a source says of its rows, and what then does not count: a replayed graph has no launch. Of
 # kernels beside the library nothing else is published.
@@ -301,7 +302,10 @@ _BETWEEN: Final[dict[tuple[str, str], tuple[_Read, _Write]]] = {
 def _fit_inside(
     measured: Sequence[Measured], prior: Protocols, begin: Protocols | None
 ) -> Protocols:
-    weights = [_KNOWN_WEIGHT if key in _KNOWN else _PRIOR_WEIGHT for key in _INSIDE]
+    weights = [
+        _KNOWN_WEIGHT if key[0] in _KNOWN or key[2] == "launch_s" else _PRIOR_WEIGHT
+        for key in _INSIDE
+    ]
     found = _solve(
         [read(prior) for read, _ in _INSIDE.values()],
         [read(begin or prior) for read, _ in _INSIDE.values()],

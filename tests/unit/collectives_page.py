@@ -38,6 +38,9 @@ def with_tables(text: str) -> str:
     return text
 
 
+_WITH_SWITCHES = ("hopper/nvlink", "blackwell/nvlink")
+
+
 def _table(rows: Iterable[Iterable[str]]) -> str:
     heads, *lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([heads, "|" + "---|" * (heads.count("|") - 1), *lines])
@@ -45,27 +48,40 @@ def _table(rows: Iterable[Iterable[str]]) -> str:
 
 def _lines() -> list[list[str]]:
     found = [["GPUs, link", "family", *PROTOCOLS, "own"]]
-    for key, protocols in sorted(protocols_by_key().items()):
+    every = protocols_by_key()
+    for key, protocols in sorted(every.items()):
+        others = [lines for name, lines in every.items() if name != key] + [START]
         for family in get_args(Family):
-            at_start = {line.name: line for line in START.lines[family]}
+            if family == "switch" and key not in _WITH_SWITCHES:
+                continue
             lines = {line.name: line for line in protocols.lines[family]}
+            alike = [{line.name: line for line in other.lines[family]} for other in others]
             cells = [
-                _line(lines[name], at_start[name]) if name in lines else "" for name in PROTOCOLS
+                _line(lines[name], [other[name] for other in alike]) if name in lines else ""
+                for name in PROTOCOLS
             ]
             own = protocols.own_share[family]
-            star = "*" if own == START.own_share[family] else ""
+            star = "*" * any(_same(own, other.own_share[family]) for other in others)
             found.append([key, family, *cells, f"{own:.3g}{star}" if own else ""])
     return found
 
 
-def _line(line: Protocol, start: Protocol) -> str:
+def _line(line: Protocol, others: Iterable[Protocol]) -> str:
     """Return launch, ratio and share, with a star on each that no measurement moved."""
     figures = (
-        (f"{1e6 * line.launch_s:.3g} us", line.launch_s == start.launch_s),
-        (f"{line.hop_ratio:.3g}", line.hop_ratio == start.hop_ratio),
-        (f"{line.share:.3g}", line.share == start.share),
+        ("launch_s", f"{1e6 * line.launch_s:.3g} us"),
+        ("hop_ratio", f"{line.hop_ratio:.3g}"),
+        ("share", f"{line.share:.3g}"),
     )
-    return ", ".join(text + ("*" if same else "") for text, same in figures)
+    return ", ".join(
+        text + "*" * any(_same(getattr(line, name), getattr(other, name)) for other in others)
+        for name, text in figures
+    )
+
+
+def _same(a: float, b: float) -> bool:
+    """Whether two figures are one: a fit that moved both would not end so near."""
+    return a == b or abs(a - b) < 2e-3 * abs(b)
 
 
 def _network() -> list[list[str]]:
