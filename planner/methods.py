@@ -101,7 +101,7 @@ LIBRARY_RULES: Final[dict[str, tuple[LibraryRule, ...]]] = {
         LibraryRule(("broadcast",), "tree", "gloo/broadcast.cc: binomial"),
         *_SENDS,
     ),
-    # Which of them an MPI takes is its own matter; torch has MPI only where it is built from source.
+    # Which of them an MPI takes is its own matter; torch has MPI only where built from source.
     "mpi": (
         LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "ring", _MPI),
         LibraryRule(("all_reduce", "all_gather", "reduce_scatter"), "halving_doubling", _MPI),
@@ -146,7 +146,7 @@ OTHER_METHODS: Final[dict[str, dict[Collective, tuple[tuple[Method, str], ...]]]
 # NCCL 2.30.7 has NVLS gathers and scatters for no more ranks of one node (NCCL_MAX_NVLS_ARITY).
 NVLS_MOST_SHARDS: Final = 32
 
-# What published measurements were compared with, by library. The rest is priced by the same physics,
+# What published measurements were compared with, by library. The rest has the same physics,
 # and nobody knows how well. All of gloo's calls and ours beside them are in docs/lab.md.
 _RINGED: Final[tuple[tuple[Collective, Algorithm], ...]] = (
     ("all_reduce", "ring"),
