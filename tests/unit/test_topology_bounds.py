@@ -447,7 +447,7 @@ def test_a_unit_of_others_is_refused() -> None:
         ("dgx-h100", 450 * 8 / 7, 450),  # switches that reduce
         ("dgx-a100", 300 * 8 / 7, 300 * 4 / 7),
         ("mi300x-8x400-roce", 448 * 8 / 7, 448 * 4 / 7),
-        ("rtx-pro-6000-x8", 2 * 22, 22),  # half of the output crosses the sockets
+        ("rtx-pro-6000-x8", 63 * 8 / 7, 63 * 4 / 7),  # of its own slot each
     ],
 )
 def test_bounds_of_a_node_are_over_what_one_communicator_uses(
