@@ -14,10 +14,15 @@ __all__ = [
     "format_rate",
     "format_seconds",
     "parse_bytes",
+    "parse_number",
+    "parse_whole",
 ]
 
 _PREFIXES: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmgt]?)(i?b|)", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmgt]?)(i?b|)", re.I | re.A)
+# What float() and int() also read is refused: 1_000, nan, digits of other scripts.
+_NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,3})?", re.I | re.A)
+_WHOLE: Final = re.compile("[-+]?[0-9]{1,18}")
 
 
 def format_seconds(seconds: float) -> str:
@@ -65,6 +70,33 @@ def parse_bytes(text: str) -> int:
         f"{text[:40]!r}: need whole bytes, for example 1048576, 1M or 1MiB (all the same), or 1MB "
         "(1000000)"
     )
+
+
+def parse_number(text: str) -> float:
+    """Return a number written with the digits 0 to 9; infinite where it is too large.
+
+    >>> parse_number("1.5e3"), parse_number(" -4")
+    (1500.0, -4.0)
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{text[:40]!r} is not a number; need the digits 0 to 9, as 1000 or 1.5e3")
+    return float(text)
+
+
+def parse_whole(text: str) -> int:
+    """Return a whole number written with the digits 0 to 9, at most 18 of them.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not _WHOLE.fullmatch(text.strip()):
+        raise ValueError(
+            f"{text[:40]!r} is not a whole number; need the digits 0 to 9, at most 18 of them"
+        )
+    return int(text)
 
 
 def format_rate(per_second: float, unit: str) -> str:

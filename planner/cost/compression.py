@@ -45,7 +45,7 @@ from planner.layout.candidates import Column
 from planner.layout.groups import Group, inner_group, lay_group, outer_group
 from planner.plan import Collective
 from planner.topology.fabric import Fabric
-from planner.units import counted, format_bytes, format_seconds
+from planner.units import counted, format_bytes, format_seconds, parse_number, parse_whole
 
 __all__ = [
     "BASIS",
@@ -90,7 +90,7 @@ class Scheme:
     Attributes:
         kind: Way.
         density: Part of the elements that top_k keeps, in (0, 1].
-        rank: Of power_sgd, at least 1.
+        rank: Of power_sgd, from 1 to the side of its matrices.
 
     Raises:
         InvalidInputError: One of them is out of range.
@@ -107,9 +107,10 @@ class Scheme:
                 "most 1, for example top_k=0.01",
                 where="scheme",
             )
-        if self.rank < 1:
+        if not 1 <= self.rank <= _SIDE:
             raise InvalidInputError(
-                f"power_sgd={self.rank}: need a rank of at least 1, for example power_sgd=4",
+                f"power_sgd={self.rank}: need a rank from 1 to {_SIDE}, the side of the matrices, "
+                "for example power_sgd=4",
                 where="scheme",
             )
 
@@ -170,16 +171,15 @@ def parse_scheme(text: str) -> Scheme:
         return Scheme(kind)
     try:
         if kind == "top_k":
-            return Scheme(kind, density=float(amount))
+            return Scheme(kind, density=parse_number(amount))
         if kind == "power_sgd":
-            return Scheme(kind, rank=int(amount))
+            return Scheme(kind, rank=parse_whole(amount))
     except ValueError as exc:
         raise InvalidInputError(
-            f"scheme {text!r}: {amount!r} is not a number; try top_k=0.01 or power_sgd=4",
-            where="scheme",
+            f"scheme {text[:60]!r}: {exc}; try top_k=0.01 or power_sgd=4", where="scheme"
         ) from exc
     raise InvalidInputError(
-        f"scheme {text!r}: {kind} takes no figure; write {kind}", where="scheme"
+        f"scheme {text[:60]!r}: {kind} takes no figure; write {kind}", where="scheme"
     )
 
 

@@ -22,6 +22,7 @@ from planner.errors import InvalidInputError
 from planner.layout.candidates import Column
 from planner.model.spec import MixtureOfExperts
 from planner.plan import ExpertLoad
+from planner.units import parse_number
 
 __all__ = [
     "Replica",
@@ -107,7 +108,9 @@ def _check_counts(
 ) -> None:
     problem = ""
     lengths = {len(row) for row in counts}
-    if lengths != {moe.num_experts}:
+    if lengths <= {0}:
+        problem = "there are none"
+    elif lengths != {moe.num_experts}:
         got = ", ".join(map(str, sorted(lengths)))
         problem = f"rows of {got} counts, the model has {moe.num_experts} experts a layer"
     elif len(counts) not in (1, num_moe_layers):
@@ -116,8 +119,8 @@ def _check_counts(
         problem = f"row {empty} is all zero"
     if problem:
         raise InvalidInputError(
-            f"{_WHERE}.counts: {problem}; need one count for each expert, in one row or in one "
-            "for each such layer",
+            f"{_WHERE}.counts: {problem}; need {moe.num_experts} counts, one for each expert, in "
+            f"one row or in {num_moe_layers}, one for each layer with experts",
             where=f"{_WHERE}.counts",
         )
 
@@ -199,12 +202,13 @@ def replicated(shares: Column, ep: int, num_replicas: int) -> tuple[Column, tupl
 
 
 def parse_counts(text: bytes, *, source: str) -> list[Any]:
-    """Return the counts in a file: JSON (a list, a list of lists, or ``{"counts": ...}``) or CSV.
+    """Return the counts in a file as a list of rows, the cells of JSON as they are.
 
-    CSV has one line for each layer, or one count a line.
+    JSON is a list, a list of lists or ``{"counts": ...}``; CSV has one line for each layer, or one
+    count a line.
 
     Raises:
-        InvalidInputError: It is neither.
+        InvalidInputError: It is neither, or has no counts.
 
     >>> parse_counts(b"3,1\\n2,2\\n", source="counts.csv")
     [[3.0, 1.0], [2.0, 2.0]]
@@ -216,13 +220,33 @@ def parse_counts(text: bytes, *, source: str) -> list[Any]:
             raise InvalidInputError(
                 f"{source}: need a list of counts, or an object with counts", where=source
             )
-        return value
-    try:
-        lines = [line.split(",") for line in text.decode("utf-8-sig").splitlines() if line.strip()]
-        rows = [[float(cell) for cell in line] for line in lines]
-    except ValueError as exc:
+        rows = value if any(isinstance(row, list) for row in value) else [value]
+    else:
+        rows = _csv_counts(text, source)
+        if all(len(row) == 1 for row in rows):  # one count a line
+            rows = [[row[0] for row in rows]]
+    if not any(rows):
         raise InvalidInputError(
-            f"{source}: need numbers with commas between them, and no header ({exc})", where=source
-        ) from exc
-    one_a_line = len(rows) > 1 and all(len(row) == 1 for row in rows)
-    return [row[0] for row in rows] if one_a_line else rows
+            f"{source}: has no counts; need one for each expert, in one row or in one for each "
+            "layer with experts",
+            where=source,
+        )
+    return rows
+
+
+def _csv_counts(text: bytes, source: str) -> list[list[float]]:
+    """Return the counts of every line that is not blank."""
+    try:
+        lines = text.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(f"{source}: is not UTF-8; save it as UTF-8", where=source) from exc
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows += [[parse_number(cell) for cell in line.split(",")]] if line.strip() else []
+        except ValueError as exc:
+            raise InvalidInputError(
+                f"{source}, line {number}: {exc}, with commas between them, and no header",
+                where=source,
+            ) from exc
+    return rows

@@ -16,6 +16,7 @@ from planner.errors import InvalidInputError
 from planner.plan import Collective
 from planner.topology.checks import MAX_GPUS_PER_NODE
 from planner.topology.document import Library
+from planner.units import parse_number
 
 __all__ = [
     "OUTCOME_COLUMNS",
@@ -44,7 +45,6 @@ OUTCOME_COLUMNS: Final = (
 
 _GB: Final = 1e9
 _GBIT_BYTES: Final = 1e9 / 8
-_NUMBER: Final = re.compile(r"\d+(\.\d*)?([eE][+-]?\d{1,3})?|\.\d+")
 # Least and most that a cell may say: wider than any machine, refused is a slip of the pen.
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "n_nodes": (1, 1 << 17),
@@ -251,7 +251,10 @@ def _number(row: Row, column: str) -> float | None:
     if not text:
         return None
     low, high = _RANGES[column]
-    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    try:
+        value = parse_number(text)
+    except ValueError:
+        value = math.nan
     if not low <= value <= high:
         _refuse(row, column, f"must be a number from {low:g} to {high:g}")
     return value

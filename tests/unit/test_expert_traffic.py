@@ -36,6 +36,7 @@ from planner.cost.expert_traffic import (
 from planner.cost.memory import memory
 from planner.cost.step import price
 from planner.cost.work import block_work
+from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.layout.groups import lay_group
 from planner.model.spec import MixtureOfExperts
@@ -120,6 +121,7 @@ def test_zipf_shares_follow_the_exponent_where_no_expert_is_full() -> None:
     ("counts", "said"),
     [
         ([1, 2, 3], "rows of 3 counts, the model has 8 experts"),
+        ([], "there are none; need 8 counts, one for each expert, in one row or in 2, one"),
         ([[1] * 8] * 3, "3 rows, the model has 2 layers"),
         ([0] * 8, "row 0 is all zero"),
         ([9, 1, 1, 1, 1, 1, 1, 1], "56.2% of its row"),
@@ -148,8 +150,8 @@ def test_a_dense_model_has_no_load() -> None:
     [
         (b"1,2\n3,4\n", [[1, 2], [3, 4]]),
         (b"1, 2,3", [[1, 2, 3]]),
-        (b"1\n2\n\n3\n", [1, 2, 3]),
-        (b" [1, 2]", [1, 2]),
+        (b"1\n2\n\n3\n", [[1, 2, 3]]),
+        (b" [1, 2]", [[1, 2]]),
         (b'{"counts": [[1, 2]]}', [[1, 2]]),
     ],
 )
@@ -157,10 +159,31 @@ def test_counts_are_read_from_csv_and_json(text: bytes, found: Any) -> None:
     assert parse_counts(text, source="file") == found
 
 
-@pytest.mark.parametrize("text", [b"expert,count\n1,2", b"[1,", b'{"other": 1}', b"\xff,1"])
-def test_other_files_are_refused_by_name(text: bytes) -> None:
-    with pytest.raises(InvalidInputError, match=r"counts\.csv"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"expert,count\n1,2", "line 1: 'expert' is not a number"),
+        (b"1,2\n3,1_000", "line 2: '1_000' is not a number"),
+        ("1,\uff12".encode(), "line 1: '\uff12' is not a number"),
+        (b"1,,2", "line 1: '' is not a number"),
+        (b"[1,", "not valid JSON"),
+        (b'{"other": 1}', "need a list of counts"),
+        (b"\xff,1", "is not UTF-8"),
+        (b"", "has no counts; need one for each expert"),
+        (b"\n\n", "has no counts; need one for each expert"),
+        (b"[]", "has no counts; need one for each expert"),
+        (b'{"counts": [[]]}', "has no counts; need one for each expert"),
+    ],
+)
+def test_other_files_are_refused_by_name(text: bytes, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^counts\.csv.* {said}"):
         parse_counts(text, source="counts.csv")
+
+
+@pytest.mark.parametrize("text", [b"[1,1,1,1,1,1,1,-1]", b"1\n1\n1\n1\n1\n1\n1\n-1\n"])
+def test_a_wrong_cell_of_a_file_with_one_row_is_named(text: bytes) -> None:
+    with pytest.raises(InvalidInputError, match=r"^counts\[0\]\[7\] must be"):
+        validated(ExpertLoad, {"counts": parse_counts(text, source="counts.csv")})
 
 
 # ---------------------------------------------------------------------------------- pricing

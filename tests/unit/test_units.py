@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.units import parse_bytes
+from planner.units import parse_bytes, parse_number, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,32 @@ def test_a_prefix_alone_is_binary_as_in_nccl_tests_and_b_makes_it_decimal(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "K", "-4", "1.5", "0.3K", "1e9", "1iB", "1 X", "1KK", "64Mb/s", "\u0663", "9" * 5000],
+    [
+        "",
+        "K",
+        "-4",
+        "1.5",
+        "0.3K",
+        "1e9",
+        "1iB",
+        "1 X",
+        "1KK",
+        "64Mb/s",
+        "\u0663",
+        "1\u212a",
+        "9" * 5000,
+    ],
 )
 def test_what_is_no_whole_number_of_bytes_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"need whole bytes.* 1M or 1MiB"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["1_000", "\u0661\u0660", "\uff11\uff10", "nan", "inf", "0x10", "", "."]
+)
+def test_numbers_have_the_digits_0_to_9_and_nothing_else_that_python_reads(text: str) -> None:
+    for parse in (parse_number, parse_whole):
+        with pytest.raises(ValueError, match="need the digits 0 to 9"):
+            parse(text)
+    assert (parse_number("-1.5e3"), parse_number(".5"), parse_whole(" 12 ")) == (-1500, 0.5, 12)

@@ -16,6 +16,8 @@ from tests.unit.measured_rows import ROW, question, rows, table
         ({"size_bytes": "1000.5"}, "size_bytes"),
         ({"size_bytes": "nan"}, "size_bytes"),
         ({"size_bytes": "1_000"}, "size_bytes"),
+        ({"size_bytes": "\u0661\u0660\u0662\u0664"}, "size_bytes"),
+        ({"n_nodes": "\uff12"}, "n_nodes"),
         ({"n_ranks": "15"}, "n_ranks"),
         ({"n_ranks": "32"}, "n_ranks"),
         ({"n_ranks": ""}, "n_ranks"),
