@@ -60,9 +60,11 @@ _KERNELS: Final[dict[str, Algorithm]] = {
     "ReduceScatter_LDMC": "nvls",
 }
 
-_CHOICE: Final = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto \w+ (channel|time)")
+_CHOICE: Final = re.compile(
+    r"(?:(\w+): )?([0-9]{1,18}) Bytes -> Algo (\w+) proto \w+ (channel|time)"
+)
 _SPECIAL: Final = re.compile(
-    r"(\w+) \[(Copy Engine|Symmetric)\]: (\d{1,18}) Bytes -> (?:Kernel (\w+))?"
+    r"(\w+) \[(Copy Engine|Symmetric)\]: ([0-9]{1,18}) Bytes -> (?:Kernel (\w+))?"
 )
 
 
@@ -110,7 +112,7 @@ def choice_in(line: str) -> Choice | None:
 
 def _algorithm(text: str) -> Algorithm | None:
     """Return the algorithm of a name or a number."""
-    if text.isdigit():
+    if re.fullmatch("[0-9]{1,2}", text):
         known = [*_ALGORITHMS.values()]
         return known[int(text)] if int(text) < len(known) else None
     return _ALGORITHMS.get(text.lower().replace("_", ""))

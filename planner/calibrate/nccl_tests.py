@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from planner.calibrate.nccl_choices import OPS, Choice, choice_in
 from planner.documents import parse_json
@@ -23,7 +23,7 @@ from planner.plan import Collective, Method
 
 Library = Literal["nccl", "rccl"]
 
-__all__ = ["SHARED_OUT", "Library", "Log", "Row", "Run", "element_bytes", "read_log"]
+__all__ = ["SHARED_OUT", "Library", "Listed", "Log", "Row", "Run", "element_bytes", "read_log"]
 
 # Operations whose count is one rank's part of S (nccl-tests, doc/PERFORMANCE.md).
 SHARED_OUT: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -42,10 +42,10 @@ _PREFIX: Final = re.compile(
 _LIBRARY: Final = re.compile(r"(?:\[[^\]]*\] )?(\S+?):\d+:\d+ \[\d+\].*NCCL |NCCL version")
 _GLUED: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]\d+)?|N/A")
 _HALF_ROW: Final = re.compile(
-    rf"\s*(\d{{1,18}})\s+(\d{{1,18}})\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)"
+    rf"\s*([0-9]{{1,18}})\s+([0-9]{{1,18}})\s+({'|'.join(_ELEMENT_BYTES)})(?!\S)(.*)"
 )
 _RANK: Final = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev"
+    r"#\s+Rank\s+([0-9]+)\s+(?:Group\s+([0-9]+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+dev"
     r"(?:ice\s+\d+\s+\[[^\]]*\]\s+(\S.*))?"
 )
 # What only one of the two says of itself, in its own lines or its benchmark's.
@@ -56,7 +56,8 @@ _LIBRARIES: Final[dict[Library, re.Pattern[bytes]]] = {
 # Hypercube and alltoallv are benchmarks, too, of no operation here.
 _BINARY: Final = re.compile(rf"\b({'|'.join(OPS)}|hypercube|alltoallv)_perf")
 _BEGINS: Final = re.compile(r"# nThread|[nr]ccl-tests|Using devices|test starting|size +count")
-_FIGURE: Final = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf)|N/A", re.IGNORECASE)
+_FIGURE: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|nan|inf)|N/A", re.IGNORECASE)
+_ROOT: Final = re.compile("-?[0-9]{1,18}")
 _TIMESTAMP: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 
 # algbw is S over time; more between what is printed is a slip of columns.
@@ -91,13 +92,22 @@ class Row:
     busbw_over_algbw: tuple[float, float]
 
 
+class Listed(NamedTuple):
+    """A rank of a run's list, at ``"line 7"`` of the log or ``"device 7"`` of the JSON."""
+
+    at: str
+    group: int
+    rank: int
+    host: str
+
+
 @dataclass(slots=True)
 class Run:
     """One call of a benchmark: what it says of itself, its rows and the library's choices.
 
     Attributes:
         binary: Name without ``_perf``; empty if the log does not give it.
-        hosts: By group (of a split communicator) and rank.
+        listed: Its ranks, by number in their group (of a split communicator), in order.
         devices: Names of the GPUs, as listed.
         num_ranks: Where the log counts ranks without listing all.
         rows: Those that could be read.
@@ -106,7 +116,7 @@ class Run:
     """
 
     binary: str = ""
-    hosts: dict[int, dict[int, str]] = field(default_factory=dict)
+    listed: list[Listed] = field(default_factory=list)
     devices: set[str] = field(default_factory=set)
     num_ranks: int | None = None
     rows: list[Row] = field(default_factory=list)
@@ -132,14 +142,16 @@ class Run:
         """Return (ranks, nodes) of its groups; None if ranks are not listed.
 
         Raises:
-            InvalidInputError: Groups are not alike, or lie unevenly on nodes.
+            InvalidInputError: A rank is listed twice, groups are not alike, or lie unevenly on
+                nodes.
         """
-        listed = [*self.hosts.values()]
+        listed = self._groups()
         ranks = sorted(rank for group in listed for rank in group)
         renumbered = all(sorted(group) == [*range(len(group))] for group in listed)
         if not listed or not (self.num_ranks or renumbered or ranks == [*range(len(ranks))]):
             return None
-        shapes = {(len(group), *sorted(Counter(group.values()).values())) for group in listed}
+        on_hosts = [Counter(one.host for one in group.values()) for group in listed]
+        shapes = {(count.total(), *sorted(count.values())) for count in on_hosts}
         size, *on_nodes = next(iter(shapes))
         if len(shapes) > 1 or len(set(on_nodes)) > 1:
             raise InvalidInputError(
@@ -148,6 +160,20 @@ class Run:
                 where="nccl_tests",
             )
         return (self.num_ranks or size, len(on_nodes))
+
+    def _groups(self) -> list[dict[int, Listed]]:
+        """Return the listed ranks of each group, by their number."""
+        groups: dict[int, dict[int, Listed]] = {}
+        for one in self.listed:
+            first = groups.setdefault(one.group, {}).setdefault(one.rank, one)
+            if first is not one:
+                raise InvalidInputError(
+                    f"rank {one.rank} is listed twice, on {first.host} ({first.at}) and on "
+                    f"{one.host} ({one.at}): several runs in one, as of nccl-tests without MPI on "
+                    "each node; give a log of one run, or of each run its own part",
+                    where="nccl_tests",
+                )
+        return [*groups.values()]
 
     def method(self, op: Collective, num_ranks: int, size_bytes: int) -> Method | None:
         """Return how the library ran a size; None if it did not say, or said several."""
@@ -274,7 +300,7 @@ def _read_lines(text: bytes) -> tuple[list[Run], list[tuple[int, str]]]:
             half = None
             if runs[-1].rows and _BEGINS.search(line) and "concluded" not in line:
                 runs.append(Run())
-            in_table = _note_head(line, runs[-1]) or (in_table and "(us)" in line)
+            in_table = _note_head(number, line, runs[-1]) or (in_table and "(us)" in line)
         elif half is not None and (figures := _figures(line)) is not None:
             half.figures += figures
         elif line.strip():
@@ -322,12 +348,12 @@ def _figures(text: str) -> list[str] | None:
     return words if all(_FIGURE.fullmatch(word) for word in words) else None
 
 
-def _note_head(line: str, run: Run) -> bool:
+def _note_head(number: int, line: str, run: Run) -> bool:
     """Take what a line says of the run; return whether it is the head of a table."""
     if (binary := _BINARY.search(line)) and "concluded" not in line:
         run.binary = binary[1]
     if rank := _RANK.search(line):
-        run.hosts.setdefault(int(rank[2] or 0), {})[int(rank[1])] = rank[3]
+        run.listed.append(Listed(f"line {number}", int(rank[2] or 0), int(rank[1]), rank[3]))
         run.devices |= {rank[4].strip()} if rank[4] else set()
     words = line.split()
     if words[1:3] != ["size", "count"]:
@@ -339,16 +365,21 @@ def _note_head(line: str, run: Run) -> bool:
 def _row(half: _HalfRow, columns: Sequence[str]) -> Row | str:
     """Return a row, or what is wrong with it."""
     per_group = 8 if "i_min" in columns else 4
-    has_root = len(half.figures) % per_group == 1
-    figures = half.figures[has_root:]
-    are_figures = _figures(" ".join(figures)) is not None
-    if has_root and not re.fullmatch(r"-?\d+", half.figures[0]):
-        are_figures = False
+    has_root = "root" in columns or (
+        not columns and (half.figures[:1] == ["-1"] or len(half.figures) % per_group == 1)
+    )
+    root, figures = half.figures[:has_root], half.figures[has_root:]
+    are_figures = _figures(" ".join(half.figures)) is not None
     if not are_figures or len(figures) not in (per_group, 2 * per_group):
+        is_cut = are_figures and len(figures) < 2 * per_group
         return (
-            f"after the type stands {' '.join(half.figures)[:60]!r}; need {per_group} figures out "
-            "of place and as many in place"
+            ("the row is cut off, or lacks a figure: " if is_cut else "")
+            + f"after the type stands {' '.join(half.figures)[:60]!r}; need "
+            + ("a root, " if has_root else "")
+            + f"{per_group} figures out of place and as many in place"
         )
+    if root and not _ROOT.fullmatch(root[0]):
+        return f"its root is {root[0]!r}; need a rank, or -1"
     if "cputime" in columns:
         return "its time is the CPU's, not that of the call; measure without -C"
     return _checked(
@@ -358,7 +389,7 @@ def _row(half: _HalfRow, columns: Sequence[str]) -> Row | str:
             half.count,
             half.element,
             half.redop,
-            int(half.figures[0]) if has_root else None,
+            int(root[0]) if root else None,
             _number(figures[0]) * 1e-6,
             _ratio(figures[1], figures[2]),
         ),
@@ -421,14 +452,14 @@ def _read_json(text: bytes, source: str) -> tuple[list[Run], list[tuple[int, str
         binary = _BINARY.search(str(document["args"][0]))
         run.binary = binary[1] if binary else ""
         config = document["config"]
-        for device in config["devices"]:
-            ranks = run.hosts.setdefault(int(device["group"]), {})
-            ranks[int(device["rank"])] = str(device["hostname"])
+        for number, device in enumerate(config["devices"], 1):
+            group, rank, host = _whole(device, "group"), _whole(device, "rank"), device["hostname"]
+            run.listed.append(Listed(f"device {number}", group, rank, str(host)))
             run.devices |= (
                 {str(device["device_info"]).strip()} if "device_info" in device else set()
             )
-        if len(run.hosts) == 1:
-            per_process = int(config["nthreads"]) * int(config["ngpus"])
+        if len({one.group for one in run.listed}) == 1:
+            per_process = _whole(config, "nthreads") * _whole(config, "ngpus")
             run.num_ranks = len(config["devices"]) * per_process
         for number, row in enumerate(_json_rows(document["results"]), 1):
             if isinstance(row, Row):
@@ -446,24 +477,55 @@ def _read_json(text: bytes, source: str) -> tuple[list[Run], list[tuple[int, str
 
 def _json_rows(results: Sequence[dict[str, Any]]) -> Iterator[Row | str]:
     for number, result in enumerate(results, 1):
-        body = result["out_of_place"]
-        if body is None or "cpu_time" in body:
-            yield "no out-of-place time of the call (-C measures the CPU's)"
-            continue
-        algbw, busbw = float(body["alg_bw"]), float(body["bus_bw"])
-        redop, root = str(result["redop"]).strip(), str(result["root"]).strip()
-        yield _checked(
-            Row(
-                number,
-                int(result["size"]),
-                int(result["count"]),
-                str(result["type"]),
-                redop,
-                int(root) if root else None,
-                float(body["time"]) * 1e-6,
-                _ratio(f"{algbw:f}", f"{busbw:f}"),
-            ),
-            algbw=algbw * 1e9,
-            slack=1e-6 * 1e9,
-            wrong=math.nan if body["nwrong"] is None else float(body["nwrong"]),
+        try:
+            yield _json_row(number, result)
+        except ValueError as exc:
+            yield str(exc)
+
+
+def _json_row(number: int, result: dict[str, Any]) -> Row | str:
+    """Return a row, or what is wrong with it.
+
+    Raises:
+        ValueError: With what is wrong with a value.
+    """
+    body = result["out_of_place"]
+    if body is None or "cpu_time" in body:
+        return "no out-of-place time of the call (-C measures the CPU's)"
+    element, root = str(result["type"]), str(result["root"]).strip()
+    if element not in _ELEMENT_BYTES:
+        return f"type {element[:40]!r}: need one of {', '.join(_ELEMENT_BYTES)}"
+    if root and not _ROOT.fullmatch(root):
+        return f"its root is {root[:40]!r}; need a rank, or -1"
+    algbw, busbw = _real(body, "alg_bw"), _real(body, "bus_bw")
+    return _checked(
+        Row(
+            number,
+            _whole(result, "size"),
+            _whole(result, "count"),
+            element,
+            str(result["redop"]).strip(),
+            int(root) if root else None,
+            _real(body, "time") * 1e-6,
+            _ratio(f"{algbw:f}", f"{busbw:f}"),
+        ),
+        algbw=algbw * 1e9,
+        slack=1e-6 * 1e9,
+        wrong=math.nan if body["nwrong"] is None else _real(body, "nwrong"),
+    )
+
+
+def _whole(owner: dict[str, Any], name: str) -> int:
+    value = owner[name]
+    if type(value) is not int or not 0 <= value < 10**18:
+        raise ValueError(
+            f"{name} {str(value)[:40]}: need a whole number, 0 or more, of at most 18 digits"
         )
+    return value
+
+
+def _real(owner: dict[str, Any], name: str) -> float:
+    value = owner[name]
+    if type(value) not in (int, float):
+        raise ValueError(f"{name} {str(value)[:40]!r}: need a number")
+    return float(value)

@@ -252,6 +252,43 @@ def test_json_is_read_like_its_table() -> None:
     assert (curve.op, curve.group_size, curve.num_nodes) == ("all_reduce", 8, 2)
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"size": 1024.7}, "size 1024.7: need a whole number"),
+        ({"size": True}, "size True: need a whole number"),
+        ({"size": "1024"}, "size 1024: need a whole number"),
+        ({"count": -4}, "count -4: need a whole number"),
+        ({"type": "bogus"}, "type 'bogus': need one of int8, "),
+        ({"root": "1.5"}, "its root is '1.5'"),
+        (
+            {"out_of_place": {"time": "2_0", "alg_bw": 0.05, "bus_bw": 0.09, "nwrong": 0}},
+            "time '2_",
+        ),
+    ],
+    ids=str,
+)
+def test_a_result_of_json_that_cannot_be_is_said_and_the_others_kept(
+    changed: dict[str, Any], reason: str
+) -> None:
+    results = json.loads(as_json(ROWS))["results"]
+    results[0] |= changed
+    log = read_log(as_json(ROWS, results=results), source="a.json")
+    ((number, why),) = log.bad_lines
+    assert (number, why.startswith(reason)) == (1, True), why
+    assert curves_of([log])[0].sizes_bytes == SIZES[1:]
+
+
+@pytest.mark.parametrize("device", [{"rank": 4.5}, {"group": "0"}, {"rank": -4}])
+def test_a_rank_of_json_that_is_no_whole_number_is_refused(device: dict[str, Any]) -> None:
+    config = json.loads(as_json(ROWS))["config"]
+    config["devices"][1] |= device
+    with pytest.raises(
+        InvalidInputError, match=rf"a\.log: no JSON .* {next(iter(device))} .*whole number"
+    ):
+        curves(as_json(ROWS, config=config))
+
+
 def test_json_of_something_else_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"a\.log: no JSON of nccl-tests: KeyError 'args'"):
         curves(b'{"levels": []}')
@@ -295,7 +332,7 @@ def test_rows_with_wrong_results_are_left_out_by_number() -> None:
     ("old", "new", "reason"),
     [
         ("  20.00", "  90.00", "1024 bytes in 90 us are 0.01138 GB/s, but its algbw is 0.05"),
-        ("  20.00", "", "took -1 us"),
+        ("  20.00", "", "the row is cut off, or lacks a figure: after the type stands '-1 0.05"),
         ("  20.00", "  20.00 7 7", "after the type stands '-1 20.00 7 7 0.05"),
         ("  20.00", "  2o.00", "after the type stands 'sum      -1    2o.00"),
         ("  20.00", "    nan", "took nan us"),
@@ -378,6 +415,33 @@ def test_a_list_of_ranks_or_a_name_that_the_figures_contradict_is_refused(
     body = "".join(table(ROWS, **changed).partition("# size")[1:])
     with pytest.raises(InvalidInputError, match=message):
         curves(head + body)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba", "aa"])
+def test_a_rank_that_is_listed_twice_is_refused_with_both_lines(order: str) -> None:
+    """As of nccl-tests without MPI on each node; none of the lists is the right one."""
+    lines = table(ROWS).splitlines()
+    lists = [line.replace("node0", host) for host in order for line in lines[2:10]]
+    message = rf"rank 0 .* twice, on {order[0]} \(line 3\) and on {order[1]} \(line 11\)"
+    with pytest.raises(InvalidInputError, match=rf"a\.log, from line .*: {message}"):
+        curves("\n".join([*lines[:2], *lists, *lines[10:]]))
+
+
+def test_a_rank_that_json_lists_twice_is_refused() -> None:
+    config = json.loads(as_json(ROWS))["config"]
+    config["devices"][1]["rank"] = 0
+    with pytest.raises(InvalidInputError, match=r"on node0 \(device 1\) and on node1 \(device 2\)"):
+        curves(as_json(ROWS, config=config))
+
+
+@pytest.mark.parametrize("columns", ["redop root", "redop", ""])
+def test_a_row_cut_off_behind_any_figure_is_said_to_be(columns: str) -> None:
+    text = table(ROWS, columns=columns).partition("# Out of bounds")[0].rstrip()
+    for cut in (1, 2, 3, 5, 6, 7):  # without 4 the half out of place is whole
+        log = read_log(text.rsplit(maxsplit=cut)[0].encode(), source="a.log")
+        ((_, why),) = log.bad_lines
+        assert why.startswith("the row is cut off"), (cut, why)
+        assert curves_of([log])[0].sizes_bytes == SIZES[:-1]
 
 
 def test_a_busbw_of_more_than_twice_algbw_is_refused() -> None:
