@@ -1026,6 +1026,11 @@ def _read_json(name: str) -> Any:
 
 
 def _read_bytes(name: str) -> bytes:
+    if not name:
+        raise InvalidInputError(
+            "a file name is empty, as where a shell variable is not set; give a file, or leave the "
+            "option out"
+        )
     try:
         with contextlib.ExitStack() as stack:
             file = sys.stdin.buffer if name == "-" else stack.enter_context(Path(name).open("rb"))

@@ -206,6 +206,7 @@ def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Pat
         (["plan", "--request", "/dev/zero"], "larger than"),
         ([*PLAN, "--calibration", "missing.json"], "missing.json"),
         ([*PLAN, "--calibration", "latest"], "latest"),
+        ([*PLAN, "--calibration", ""], "a file name is empty"),
         ([*PLAN, "--output", "/nowhere/plan.json"], "cannot be written"),
         (["plan", "--request", "/dev/null"], "not valid JSON"),
         (["topology", "show", "dgx"], "nearest"),
