@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,11 @@ def commands(word: str) -> list[list[str]]:
     """Return the arguments of every commplan command in the block that holds ``word``."""
     lines = block(word).replace("\\\n", " ").splitlines()
     prefix = ".venv/bin/commplan "
-    return [shlex.split(line.removeprefix(prefix)) for line in lines if line.startswith(prefix)]
+    return [
+        shlex.split(line.removeprefix(prefix), comments=True)
+        for line in lines
+        if line.startswith(prefix)
+    ]
 
 
 def body_of(curl: str) -> str:
@@ -92,6 +97,14 @@ def test_an_own_cluster_with_an_own_device_is_shown_and_planned(tmp_path: Path) 
     assert Plan.model_validate_json(planned.stdout).memory[0].capacity_bytes == 48e9
 
 
+def test_collectives_alone_are_looked_at_as_shown(tmp_path: Path) -> None:
+    log = ROOT / "tests" / "samples" / "nccl-tests" / "h100-x16-2node-allreduce.log"
+    shutil.copy(log, tmp_path / "all_reduce.log")
+    for arguments in commands("--nccl-tests all_reduce.log"):
+        found = commplan(arguments, cwd=tmp_path)
+        assert found.returncode == 0, (arguments, found.stderr)
+
+
 def test_the_loop_s_plan_can_be_calibrated_on_and_planned_with(tmp_path: Path) -> None:
     made = commplan(["plan", "-r", "-", "--json"], typed=body_of(block("-o plan.json")))
     assert made.returncode == 0, made.stderr
@@ -99,7 +112,7 @@ def test_the_loop_s_plan_can_be_calibrated_on_and_planned_with(tmp_path: Path) -
     assert (plan.framework, plan.layout.world_size) == ("executor", 4)
     (tmp_path / "plan.json").write_text(made.stdout)
     (tmp_path / "run.json").write_text(made_up_run(plan).model_dump_json())
-    calibrate, again = commands("commplan calibrate")
+    calibrate, again = commands("calibrate --plan plan.json")
     fitted = commplan(calibrate, cwd=tmp_path)
     assert fitted.returncode == 0, fitted.stderr
     after = commplan([*again, "--json"], cwd=tmp_path)
