@@ -58,6 +58,7 @@ __all__ = [
 # Library calls of nobody's: what NCCL's take says nothing of them.
 _KERNELS_OF_OTHERS: Final = ("one_shot", "two_shot")
 _SIZES_AN_OCTAVE: Final = 4
+_MOSTLY: Final = 0.5
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
 
@@ -257,8 +258,9 @@ def _told_by_curves(
     over = took / at_end[0]
     if (here != at).any():
         now = said(here)
-        # what the model missed at the end grows with the transfer as far as that was one
+        # what the model missed at the end grows with the transfer where that was most of it
         moving = at_end[1] / at_end[0]
+        moving = np.where(moving > _MOSTLY, moving, 0.0)
         growth = np.divide(now[1], at_end[1], out=np.ones(len(here)), where=at_end[1] > 0)
         missed = (took - at_end[0]) * (1 - moving + moving * growth)
         over = np.where(here > at, (now[0] + missed) / now[0], over)
@@ -288,7 +290,7 @@ def measured_over_model(
     A curve of the method itself goes first. One of whatever the library took says how the machine
     does over all: what the library takes there by its own rule is measured, and its other methods
     keep their distance. Above its largest size the model goes on from there: what it missed grows
-    with the transfer, as far as the time was one. Below its smallest the model stands, unless it is
+    with the transfer where that was most of the time. Below its smallest the model stands, unless it is
     longer than the smallest took. Nothing there is measured, and another curve goes first.
     """
     told = _told_by_curves(op, fabric, group, size_bytes)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from planner.calibrate.apply import calibrated_fabric
 from planner.calibrate.measured import with_curves
+from planner.cost.collectives import basis_of, collective_terms
 from planner.cost.curves import matching, measured_s
+from planner.cost.defaults import library_default, library_methods
 from planner.layout.groups import lay_group
-from planner.plan import LevelFit, MeasuredCurve
+from planner.plan import LevelFit, MeasuredCurve, Method
 from planner.topology.bundled import load_topology
 from planner.topology.compile import compile_fabric
 from planner.topology.fabric import Fabric
@@ -147,3 +149,73 @@ def test_curves_of_a_calibration_go_before_those_of_the_board() -> None:
     fit = LevelFit(level="nvlink", alpha_s=1e-6, bytes_per_s=4e11, num_points=9, residual=0.01)
     fitted = calibration.model_copy(update={"levels": (fit,)})
     assert calibrated_fabric(fabric, fitted).curves == (own,)
+
+
+# ------------------------------------------------------------------------------------- prices
+
+BARE = replace(compile_fabric(load_topology("dgx-h100"), 1), curves=())
+GROUP = lay_group(BARE, np.array([8]), np.array([1]))
+RING, TREE, NVLS = Method("ring"), Method("tree"), Method("nvls")
+
+
+def price(method: Method, size: float, *curves: MeasuredCurve, on: Fabric = BARE) -> float:
+    sizes = np.array([size])
+    fabric = replace(on, curves=curves)
+    return float(collective_terms("all_reduce", method, fabric, GROUP, sizes).total_s()[0])
+
+
+def basis(method: Method, size: float, *curves: MeasuredCurve) -> str:
+    fabric = replace(BARE, curves=curves)
+    return basis_of("all_reduce", method, fabric, GROUP, np.array([size]))
+
+
+SLOW = curve({1 << 16: 1e-3, 1 << 20: 2e-3, 1 << 24: 4e-3})  # of whatever the library took
+
+
+def test_what_the_library_takes_is_measured_and_its_other_methods_keep_their_distance() -> None:
+    size = float(1 << 20)
+    taken = library_methods(BARE, "all_reduce")[
+        int(library_default("all_reduce", BARE, GROUP, np.array([size]))[0])
+    ]
+    assert price(taken, size, SLOW) == pytest.approx(2e-3, rel=1e-12)
+    assert basis(taken, size, SLOW) == "measured"
+    for method in {RING, TREE, NVLS} - {taken}:
+        distance = price(method, size) / price(taken, size)
+        assert price(method, size, SLOW) == pytest.approx(2e-3 * distance, rel=1e-12)
+        assert basis(method, size, SLOW) == "modelled"
+
+
+def test_a_curve_of_a_method_goes_before_that_of_the_library_and_says_nothing_of_others() -> None:
+    own = curve({1 << 16: 5e-3, 1 << 24: 5e-3}).model_copy(update={"algorithm": "tree"})
+    for order in ((own, SLOW), (SLOW, own)):
+        assert price(TREE, 2.0**20, *order) == pytest.approx(5e-3, rel=1e-12)
+        assert price(RING, 2.0**20, *order) == price(RING, 2.0**20, SLOW)
+    assert price(RING, 2.0**20, own) == price(RING, 2.0**20)
+
+
+def test_the_executors_curves_and_kernels_of_others_are_none_of_the_librarys() -> None:
+    executors = SLOW.model_copy(update={"path": "executor"})
+    assert price(RING, 2.0**20, executors) == price(RING, 2.0**20)
+    assert price(Method("one_shot"), 2.0**20, SLOW) == price(Method("one_shot"), 2.0**20)
+
+
+def test_below_its_first_size_a_curve_only_caps() -> None:
+    assert price(RING, 2.0**10, SLOW) == price(RING, 2.0**10)
+    quick = curve({1 << 20: 1e-6, 1 << 21: 2e-6})
+    assert price(RING, 2.0**19, quick) == pytest.approx(1e-6, rel=1e-12)
+    assert basis(RING, 2.0**10, SLOW) == "modelled"
+
+
+def test_above_its_last_size_what_was_missed_grows_with_the_transfer_alone() -> None:
+    """A late start stays a late start; a slow link stays slow."""
+    late = curve({1024: 1e-3, 2048: 1e-3})
+    assert price(RING, 2.0**30, late) - price(RING, 2.0**30) < 3 * 1e-3
+    end = 2.0**30
+    slow = curve({1 << 29: 1.5 * price(NVLS, end / 2), 1 << 30: 1.5 * price(NVLS, end)})
+    assert price(NVLS, 4 * end, slow) == pytest.approx(1.5 * price(NVLS, 4 * end), rel=0.05)
+
+
+def test_what_was_measured_at_a_size_goes_before_what_ended_below_it() -> None:
+    short = curve({1024: 1e-3, 2048: 1e-3})
+    assert price(RING, 2.0**17, short, SLOW) == price(RING, 2.0**17, SLOW)
+    assert price(RING, 2.0**17, SLOW, short) == price(RING, 2.0**17, SLOW)
