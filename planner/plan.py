@@ -14,7 +14,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
 __all__ = [
     "AXES",
@@ -195,10 +204,23 @@ class ExpertCapacity(Document):
     )
 
 
-def _rows(value: Any) -> Any:
-    """Return one row of counts as the only one of several."""
-    is_one = isinstance(value, list | tuple) and not any(isinstance(v, list | tuple) for v in value)
-    return [value] if is_one else value
+def _rows(value: Any, rows: ValidatorFunctionWrapHandler) -> Any:
+    """Return counts as rows, of one row as the only one: its cells are named as they stand."""
+    if not isinstance(value, list | tuple) or any(isinstance(v, list | tuple) for v in value):
+        return rows(value)
+    try:
+        return rows([value])
+    except ValidationError as exc:
+        errors = [
+            InitErrorDetails(
+                type=error["type"],
+                loc=error["loc"][1:],
+                input=error["input"],
+                ctx=error.get("ctx", {}),
+            )
+            for error in exc.errors()
+        ]
+        raise ValidationError.from_exception_data(exc.title, errors) from exc
 
 
 class ExpertLoad(Document):
@@ -211,7 +233,7 @@ class ExpertLoad(Document):
         allow_inf_nan=False,
         description="the i-th popular expert receives 1/i**zipf; 0 is even",
     )
-    counts: Annotated[tuple[tuple[Load, ...], ...], BeforeValidator(_rows)] | None = Field(
+    counts: Annotated[tuple[tuple[Load, ...], ...], WrapValidator(_rows)] | None = Field(
         default=None,
         min_length=1,
         max_length=4096,
