@@ -290,8 +290,8 @@ def measured_over_model(
     A curve of the method itself goes first. One of whatever the library took says how the machine
     does over all: what the library takes there by its own rule is measured, and its other methods
     keep their distance. Above its largest size the model goes on from there: what it missed grows
-    with the transfer where that was most of the time. Below its smallest the model stands, unless it is
-    longer than the smallest took. Nothing there is measured, and another curve goes first.
+    with the transfer where that was most of the time. Below its smallest the model stands, unless
+    it is longer than the smallest took. Nothing there is measured, and another curve goes first.
     """
     told = _told_by_curves(op, fabric, group, size_bytes)
     return _told_of(told, op, method, fabric, len(size_bytes))
