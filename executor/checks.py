@@ -16,6 +16,7 @@ _AS_LIBRARY: Final[dict[Collective, frozenset[Algorithm]]] = {
     "gather": frozenset({"singleton", "direct"}),
     "scatter": frozenset({"singleton", "direct"}),
 }
+_NEVER_CALLED: Final[tuple[Collective, ...]] = ("reduce",)
 _RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
 
 
@@ -81,7 +82,9 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
     for choice in plan.collectives:
         yield from _unsupported_choice(plan, choice)
     for probe in plan.probes:
-        if probe.algorithm is not None:
+        if probe.op in _NEVER_CALLED:
+            yield f"probes: {probe.op} on {probe.axis}, which no training job calls"
+        elif probe.algorithm is not None:
             method = Method(probe.algorithm, probe.path)
             yield from _unsupported_methods(plan, probe.axis, probe.op, [method])
 
@@ -116,7 +119,9 @@ def _unsupported_pipeline(plan: Plan) -> Iterator[str]:
 
 def _unsupported_choice(plan: Plan, choice: CollectiveChoice) -> Iterator[str]:
     """Yield the methods of a choice that nothing here implements."""
-    if plan.layout.degree(choice.axis) > 1:
+    if choice.op in _NEVER_CALLED:
+        yield f"collectives: {choice.op} on {choice.axis}, which no training job calls"
+    elif plan.layout.degree(choice.axis) > 1:
         yield from _unsupported_methods(plan, choice.axis, choice.op, choice.methods())
 
 

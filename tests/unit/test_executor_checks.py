@@ -197,6 +197,14 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         ),
         "collectives: tree (executor) for all_gather on dp_cp",
     ),
+    "a reduce": (
+        with_choice("dp_cp", "reduce", "ring", dp=4),
+        "collectives: reduce on dp_cp, which no training job calls",
+    ),
+    "a probe of a reduce": (
+        make_plan(dp=4, probes=(Probe(axis="dp_cp", op="reduce", sizes_bytes=(4096,)),)),
+        "probes: reduce on dp_cp, which no training job calls",
+    ),
     "hierarchical gather": (
         with_choice("ep", "gather", "hierarchical", dp=4, ep=4),
         "collectives: hierarchical for gather on ep",
