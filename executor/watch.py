@@ -32,7 +32,8 @@ __all__ = ["BACKEND", "LeftOut", "StepSeconds", "Watch"]
 
 BACKEND: Final = "gloo"  # whose calls end when the transfer does
 
-_OPS: Final = frozenset(get_args(Collective))
+# What a run holds: a reduce is in no plan.
+_OPS: Final = frozenset(get_args(Collective)) - {"reduce"}
 
 # Methods of ProcessGroup: the operation, which argument has its size S, and whether that is one
 # rank's part of S. Some names are one method's old and new one.
