@@ -169,6 +169,7 @@ def test_last_checkpoint_holds_the_parameters_of_the_whole_model(
         torch.testing.assert_close(found[name], parameter, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("doing", ["saving", "loading"])
 def test_lost_rank_is_named_with_the_checkpoint_which_survives(doing: str, tmp_path: Path) -> None:
     one = case("dp2", dp=2, steps=1).as_dict()
@@ -211,6 +212,7 @@ def steps_of(output: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in found}
 
 
+@pytest.mark.long
 def test_example_saves_and_resumes_under_another_plan(tmp_path: Path) -> None:
     saved, folder = (
         example(2, tmp_path, "--save", str(tmp_path / "saved"), dp=2),
