@@ -219,6 +219,6 @@ STEP_SPREAD: Final = Constant(
     "1",
     "step",
     0.0,
-    "published dense 16-bit runs on A100 and H100: median error by source 2 to 23 %, mostly "
-    "predicted too fast, 36 % on the oldest software (benchmarks/published_runs.py)",
+    "published dense 16-bit runs on A100 and H100: median error by source 3 to 27 %, mostly "
+    "predicted too fast, 35 % on the oldest software (benchmarks/published_runs.py)",
 )

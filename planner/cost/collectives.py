@@ -35,7 +35,7 @@ from planner.frameworks import own_methods
 from planner.hardware.protocols import Family, Protocol
 from planner.layout.candidates import Column
 from planner.layout.groups import Group
-from planner.methods import is_validated
+from planner.methods import OTHER_METHODS, is_validated
 from planner.plan import Basis, CallPath, Collective, Framework, Method, SizeThreshold
 from planner.topology.fabric import NETWORK_KINDS, CallLevels, Fabric, Level
 
@@ -55,9 +55,13 @@ __all__ = [
     "thresholds",
 ]
 
-# Library calls of nobody's: what NCCL's take says nothing of them.
-_KERNELS_OF_OTHERS: Final = ("one_shot", "two_shot")
+# What runs beside the library: a curve of the library's calls says nothing of it.
+_OF_OTHERS: Final = frozenset(
+    method for by_op in OTHER_METHODS.values() for ways in by_op.values() for method, _ in ways
+)
+# Where ``thresholds`` looks for changes.
 _SIZES_AN_OCTAVE: Final = 4
+# Of the time at a curve's end: then a transfer, whose error grows with it, and no late start.
 _MOSTLY: Final = 0.5
 PRICED_PATHS: Final[tuple[CallPath, ...]] = ("library", "executor", "shm")
 
@@ -306,7 +310,7 @@ def _terms(
     told: _Told | None,
 ) -> Terms:
     terms, _ = _modelled(op, method, fabric, group, size_bytes)
-    if told is None or method.path != "library" or method.algorithm in _KERNELS_OF_OTHERS:
+    if told is None or method.path != "library" or method in _OF_OTHERS:
         return terms
     over, _ = _told_of(told, op, method, fabric, len(size_bytes))
     return Terms(terms.fixed_s * over, terms.latency_s * over, terms.transfer_s * over)

@@ -84,7 +84,10 @@ def compile_fabric(document: TopologyDocument, nodes: int | Sequence[int] | None
         else 1.0,
         architecture=architecture,
         sharp=document.network is not None and document.network.in_network_reduction,
-        protocols=protocols_of(architecture, levels[0].kind),
+        # lines are of the GPUs' own libraries: gloo and MPI on the same GPUs run otherwise
+        protocols=None
+        if document.library in ("gloo", "mpi")
+        else protocols_of(architecture, levels[0].kind),
         curves=()
         if any(found[node].links for node in used if node in found)
         else _curves_of_board(document, levels[0]),

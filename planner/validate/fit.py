@@ -23,6 +23,7 @@ from planner.hardware.protocols import Family, Protocol, Protocols, protocols_ke
 from planner.layout.candidates import Column
 from planner.validate.collectives import Batch, Prediction, batches_of, predict
 from planner.validate.rows import Outcome, Question, Row, outcome_of, without_outcomes
+from planner.validate.scores import LARGE_BYTES
 
 __all__ = ["START", "Measured", "fit_protocols", "leave_one_out", "measured_calls"]
 
@@ -35,7 +36,6 @@ _PRIOR_WEIGHT: Final = 0.05
 _NETWORK_WEIGHT: Final = 0.1
 _KNOWN_WEIGHT: Final = 0.15
 _KNOWN: Final = ("hop", "own")
-_LARGE_BYTES: Final = 1 << 20
 # What a source says of its rows, and what then does not count: a replayed graph has no launch. Of
 # kernels beside the library nothing else is published.
 _GRAPH: Final = "graph"
@@ -103,7 +103,7 @@ class Measured:
     def curves(self) -> list[tuple[object, ...]]:
         """Return the curve that each row belongs to."""
         return [
-            (self.machine, self.batch.op, self.batch.methods, int(degree), size >= _LARGE_BYTES)
+            (self.machine, self.batch.op, self.batch.methods, int(degree), size >= LARGE_BYTES)
             for degree, size in zip(self.batch.group.degree, self.batch.size_bytes, strict=True)
         ]
 
@@ -133,7 +133,7 @@ def measured_calls(rows: Sequence[Row]) -> list[Measured]:
 def _counts(row: Row, question: Question, outcome: Outcome) -> bool:
     """Return whether a row says how long an eager call takes."""
     notes = row.cells.get("notes", "").lower()
-    is_small = question.size_bytes is not None and question.size_bytes < _LARGE_BYTES
+    is_small = question.size_bytes is not None and question.size_bytes < LARGE_BYTES
     is_kernel = question.algorithm.lower().startswith(_ALWAYS_GRAPHS)
     is_odd = (_GRAPH in notes and not is_kernel) or (_NOISY in notes and is_small)
     return outcome.time_s is not None and not outcome.excluded and not is_odd
@@ -148,12 +148,18 @@ def fit_protocols(
         measured: Calls of all machines that are to count.
         begin: Where to begin looking; never where to end.
     """
-    by_key = _by_key(measured)
-    first = {key: _fit_inside(own, START, (begin or {}).get(key)) for key, own in by_key.items()}
-    found = {
+    _, found = _fit_twice(_by_key(measured), begin or {})
+    return _fit_between(measured, found)
+
+
+def _fit_twice(
+    by_key: Mapping[str, Sequence[Measured]], begin: Mapping[str, Protocols]
+) -> tuple[dict[str, Protocols], dict[str, Protocols]]:
+    """Return every key's lines near ``START``, and then near the other keys' lines."""
+    first = {key: _fit_inside(own, START, begin.get(key)) for key, own in by_key.items()}
+    return first, {
         key: _fit_inside(own, _prior(first, by_key, key), first[key]) for key, own in by_key.items()
     }
-    return _fit_between(measured, found)
 
 
 def _by_key(measured: Iterable[Measured]) -> dict[str, list[Measured]]:
@@ -383,10 +389,7 @@ def leave_one_out(rows: Sequence[Row], begin: Mapping[str, Protocols]) -> list[P
     """
     measured = measured_calls(rows)
     by_key = _by_key(measured)
-    first = {key: _fit_inside(own, START, begin.get(key)) for key, own in by_key.items()}
-    full = {
-        key: _fit_inside(own, _prior(first, by_key, key), first[key]) for key, own in by_key.items()
-    }
+    first, full = _fit_twice(by_key, begin)
     machines = [outcome_of(row).machine for row in rows]
     found: dict[int, Prediction] = {}
     for machine in dict.fromkeys(machines):

@@ -21,9 +21,9 @@ from typing import Final
 from planner.validate.collectives import Prediction, is_forced
 from planner.validate.rows import Outcome, Question, Row, outcome_of, without_outcomes
 
-__all__ = ["BARS", "ClassScore", "MachineScore", "Ranking", "Scores", "score"]
+__all__ = ["BARS", "LARGE_BYTES", "ClassScore", "MachineScore", "Ranking", "Scores", "score"]
 
-_LARGE_BYTES: Final = 1 << 20
+LARGE_BYTES: Final = 1 << 20
 _SMALL: Final = "< 1 MiB"
 _LARGE: Final = ">= 1 MiB"
 _NODES: Final = {1: "single node", 2: "two nodes"}
@@ -147,7 +147,7 @@ class _Scored:
         size = self.question.size_bytes or 0
         return (
             _NODES.get(self.question.num_nodes, _MORE_NODES),
-            _SMALL if size < _LARGE_BYTES else _LARGE,
+            _SMALL if size < LARGE_BYTES else _LARGE,
         )
 
     @property
