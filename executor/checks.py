@@ -70,7 +70,7 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
     yield from _unsupported_sequence(plan)
     if plan.recompute == "selective":
         yield "recompute='selective'"
-    if plan.training.precision in ("fp8", "fp16"):
+    if plan.training.precision in ("fp16", "fp8", "mxfp8", "nvfp4"):
         yield f"training.precision={plan.training.precision!r}"
     if plan.training.precision == "bf16" and plan.training.main_grads == "same":
         yield "training.main_grads='same' with bf16 (gradients are summed in fp32)"

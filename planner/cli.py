@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +51,7 @@ from planner.cost.expert_strategies import (
 from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError, UnknownNameError
+from planner.hardware.kernel_tables import KernelOp
 from planner.hardware.protocols import protocols_by_key
 from planner.model.bundled import load_model, model_names
 from planner.model.huggingface import model_from_config
@@ -72,6 +74,7 @@ from planner.tables import (
     show_degraded,
     show_experts,
     show_fabric,
+    show_kernel_scores,
     show_model,
     show_models,
     show_plan,
@@ -85,6 +88,12 @@ from planner.topology.drawing.cluster import draw_svg
 from planner.topology.impair import degraded, parse_impairments
 from planner.units import counted, format_bytes, parse_bytes
 from planner.validate.collectives import predict, predictions_csv
+from planner.validate.kernels import (
+    kernel_predictions_csv,
+    predict_kernels,
+    read_kernels,
+    score_kernels,
+)
 from planner.validate.rows import read_rows, without_outcomes
 from planner.validate.scores import score
 
@@ -929,6 +938,34 @@ def validate_collectives(
         _print(json.dumps({**asdict(scores), "predictions": listed}, indent=2))
     else:
         show_scores(_console(), scores)
+
+
+@validate_app.command("kernels")
+def validate_kernels(
+    table: Annotated[
+        str,
+        typer.Argument(help="CSV, plain or gzipped, with columns as docs/devices.md; - is stdin."),
+    ],
+    *,
+    op: Annotated[KernelOp, typer.Option(help="What was timed.")],
+    predictions: Annotated[
+        Path | None,
+        typer.Option(help="Write the table here with each row's prediction, or why not."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict measured kernels from their shapes alone, and score it."""
+    kernels = read_kernels(_read_bytes(table), op=op, source=table)
+    found = predict_kernels(kernels)
+    _write(predictions, kernel_predictions_csv(kernels, found).rstrip("\n"))
+    scores = score_kernels(kernels, found)
+    if as_json:
+        skipped = Counter(one.skipped_reason for one in found if one.time_s is None)
+        _print(
+            json.dumps({"scores": [asdict(one) for one in scores], "skipped": skipped}, indent=2)
+        )
+    else:
+        show_kernel_scores(_console(), kernels, found, scores)
 
 
 @app.command()

@@ -56,6 +56,7 @@ __all__ = [
     "Pipeline",
     "PlacementOption",
     "Plan",
+    "Precision",
     "Prediction",
     "Probe",
     "Provenance",
@@ -147,6 +148,8 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
 # backward = gradients of the inputs; "step" ops happen once per optimizer step.
+# Of matrix products; below 16 bits, weights and activations are stored in bf16 and cast for them.
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "fp64"]
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
 
 Degree = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -253,7 +256,7 @@ class TrainingSpec(Document):
 
     global_batch_size: int = Field(ge=1, le=1_000_000, description="sequences per step")
     seq_len: int = Field(ge=1, le=16_777_216, description="tokens per sequence")
-    precision: Literal["bf16", "fp16", "fp8", "fp32", "fp64"] = "bf16"
+    precision: Precision = "bf16"
     optimizer: Literal["adamw", "sgd"] = "adamw"
     main_grads: Literal["fp32", "same"] = Field(
         default="fp32", description="dtype gradients are accumulated in; same = as computed"

@@ -184,7 +184,7 @@ def _device(given: str | DeviceFigures, topology: TopologyDocument) -> Device:
         memory_bytes_per_s=given.memory_bytes_per_s,
         peak_flop_per_s=given.peak_flop_per_s,
         source=given.source,
-        kernels_like="cpu-core" if topology.node.cores else "h100-sxm-80gb",
+        is_cpu=topology.node.cores is not None,
     )
 
 

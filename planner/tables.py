@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -39,6 +40,7 @@ from planner.topology.document import TopologyDocument
 from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
 from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
+from planner.validate.kernels import KernelPrediction, KernelScore, KernelTable
 from planner.validate.scores import Scores
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "show_degraded",
     "show_experts",
     "show_fabric",
+    "show_kernel_scores",
     "show_model",
     "show_models",
     "show_plan",
@@ -253,18 +256,53 @@ def show_scores(out: Console, scores: Scores) -> None:
             told += f"(median; {_percent(rank.worst_loss)} at worst), "
             told += f"{format_seconds(rank.lost_s)} together"
         out.print(f"\n{told}", markup=False)
-    if scores.skipped:
-        table = _table("rows>", "skipped because")
-        for reason, count in scores.skipped.items():
-            table.add_row(f"{count:,}", escape(reason))
-        skipped = counted(scores.num_rows - scores.num_predicted, "row")
-        _show(out, f"no prediction for {skipped}", table)
+    _show_skipped(out, scores.skipped)
     out.print(
         f"\n{counted(scores.num_rows, 'row')}: {scores.num_scored:,} scored, "
         f"{scores.num_excluded:,} marked EXCLUDE, {scores.num_unmeasured:,} predicted but without "
         "a measured time",
         markup=False,
     )
+
+
+def show_kernel_scores(
+    out: Console,
+    table: KernelTable,
+    predictions: Sequence[KernelPrediction],
+    scores: Sequence[KernelScore],
+) -> None:
+    """Print how far kernel times are from what was measured, by device and kind."""
+    for is_known, title in (
+        (False, "shapes that the bundled tables do not hold"),
+        (True, "shapes of the bundled tables themselves: no test, for they were read"),
+    ):
+        chosen = [one for one in scores if one.is_known == is_known]
+        if chosen:
+            rows = _table("device", "kind", "rows>", "median error>", "90th percentile>", "bias>")
+            for one in chosen:
+                rows.add_row(
+                    one.device,
+                    escape(one.kind),
+                    f"{one.num_rows:,}",
+                    _percent(one.median_error),
+                    _percent(one.ninetieth_error),
+                    _percent(one.bias),
+                )
+            _show(out, title, rows)
+    _show_skipped(out, Counter(p.skipped_reason for p in predictions if p.time_s is None))
+    timed = sum(1 for time_s in table.time_s.tolist() if time_s == time_s)
+    only = ", scored from m = 1,024 on" if table.op == "gemm" else ""
+    out.print(
+        f"\n{counted(len(predictions), 'row')}: {timed:,} with a measured time{only}", markup=False
+    )
+
+
+def _show_skipped(out: Console, skipped: Mapping[str, int]) -> None:
+    if skipped:
+        table = _table("rows>", "skipped because")
+        for reason, count in skipped.items():
+            table.add_row(f"{count:,}", escape(reason))
+        _show(out, f"no prediction for {counted(sum(skipped.values()), 'row')}", table)
 
 
 def _percent(part: float) -> str:

@@ -6,13 +6,21 @@ from typing import Final
 from planner.hardware.devices import Device
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import SplitTable
-from planner.plan import Framework, TrainingSpec
+from planner.plan import Framework, Precision, TrainingSpec
 from planner.topology.fabric import Fabric
 
 __all__ = ["ELEMENT_BYTES", "Problem", "gradient_bytes", "weight_bytes"]
 
-# Bytes of a stored weight or activation; fp8 training stores bf16 and casts for the matmul.
-ELEMENT_BYTES: Final = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "fp64": 8}
+# Bytes of a stored weight or activation; below 16 bits bf16 is stored, and cast for the matmul.
+ELEMENT_BYTES: Final[dict[Precision, int]] = {
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 2,
+    "mxfp8": 2,
+    "nvfp4": 2,
+    "fp32": 4,
+    "fp64": 8,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from planner.cost.sharing import (
 )
 from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
 from planner.frameworks import overlaps_data_parallel
-from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
+from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
 from planner.plan import Axis, Collective
@@ -137,15 +137,27 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
         return memory_bound_s(device, op.num_bytes) * scale
     clock = SUSTAINED_CLOCK.get(device.name, SUSTAINED_CLOCK[""]).value
-    if isinstance(op, Gemm):
-        once = gemm_s(device, precision, op.m, op.n, op.k, op.groups)
+    if isinstance(op, Gemm) and op.experts is not None:
+        once = grouped_gemm_s(
+            device,
+            precision,
+            op.m,
+            op.n,
+            op.k,
+            op.experts.num_local,
+            uneven=op.experts.uneven,
+        )
+    elif isinstance(op, Gemm):
+        once = gemm_s(device, precision, op.m, op.n, op.k)
     else:
         once = attention_s(
             device,
             precision,
             op.flop,
             seq_len=op.seq_len,
+            batch=op.batch,
             num_heads=op.num_heads,
+            num_kv_heads=op.num_kv_heads,
             head_dim=op.head_dim,
             backward=op.phase == "backward",
         )

@@ -47,6 +47,7 @@ __all__ = [
     "RANK_COLUMNS",
     "AttentionCore",
     "Communication",
+    "Experts",
     "Gemm",
     "MemoryBound",
     "Op",
@@ -110,8 +111,16 @@ _COUNT_BYTES: Final = 8  # int64
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one rank, shape [rows]; ``uneven`` where some have more rows than others."""
+
+    num_local: Column
+    uneven: Column
+
+
+@dataclass(frozen=True, slots=True)
 class Gemm:
-    """Products [m, k] x [k, n], ``groups`` of them in one kernel."""
+    """Products [m, k] x [k, n]; of ``experts`` one for each of the rank's own, in one kernel."""
 
     name: str
     phase: Phase
@@ -119,20 +128,21 @@ class Gemm:
     m: Column
     n: Column
     k: Column
-    groups: Column
+    experts: Experts | None = None
 
     @property
     def flop(self) -> Column:
         """Flop of one kernel."""
-        return 2.0 * self.groups * self.m * self.n * self.k
+        groups = 1.0 if self.experts is None else self.experts.num_local
+        return 2.0 * groups * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
     """Softmax(QK)V, fused; ``flop`` of one causal pass.
 
-    ``num_heads`` counts the heads of all sequences of the micro-batch, ``seq_len`` the queries
-    of one sequence on this rank.
+    ``num_heads`` and ``num_kv_heads`` count those of one sequence on this rank, ``batch`` its
+    sequences, ``seq_len`` the queries of one of them.
     """
 
     name: str
@@ -140,7 +150,9 @@ class AttentionCore:
     repeats: Column
     flop: Column
     seq_len: Column
+    batch: Column
     num_heads: Column
+    num_kv_heads: Column
     head_dim: int
 
 
@@ -330,7 +342,7 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
                 a.kv_lora_rank,
             ),
         ]
-        head_dim = qk
+        head_dim, kv_heads = qk, a.num_heads / t
         out_width = a.num_heads * a.v_head_dim / t
     else:
         head_dim = a.head_dim
@@ -343,12 +355,21 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
     hops = (c.cp - 1) * once * (c.context_exchange == _RING)
     gathers = once * ((c.cp > 1) & (c.context_exchange != _RING))
     queries = problem.training.seq_len / c.cp
-    heads = c.micro_batch_size * a.num_heads / t
     return [
         *ops,
         Communication("cp_ring", "forward", hops, "cp", "send_recv", own),
         Communication("cp_gather", "forward", gathers, "cp", "all_gather", c.cp * own),
-        AttentionCore("attention_core", "forward", once, flop, queries, heads, head_dim),
+        AttentionCore(
+            "attention_core",
+            "forward",
+            once,
+            flop,
+            queries,
+            c.micro_batch_size,
+            a.num_heads / t,
+            kv_heads,
+            head_dim,
+        ),
         _gemm("attention_out", once, tok, h, out_width),
         *_tensor_parallel_pair("attention", problem, c, once, gathered),
     ]
@@ -410,15 +431,17 @@ def _moe_forward(problem: Problem, c: Candidates, once: Column, skew: Column | f
     rows = routed * skew * c.etp / num_local  # per local expert
     counted = once * ((c.ep > 1) & (problem.training.expert_capacity is None))
     counts = _COUNT_BYTES * (moe.num_experts + c.ep)
-    up = (2 if moe.gated else 1) * moe.expert_hidden_size / c.etp
+    width = moe.expert_hidden_size / c.etp
+    experts = Experts(num_local * once, once * skew > 1)
+    up = (2 if moe.gated else 1) * width
     several_etp = once * (c.etp > 1)
     ops: list[Op] = [
         _gemm("router", once, tok, moe.num_experts, h),
         Communication("ep_counts", "forward", counted, "ep", "all_to_all", counts),
         Communication("ep_dispatch", "forward", once, "ep", "all_to_all", sent),
         Communication("etp_gather", "forward", several_etp, "etp", "all_gather", sent * c.etp),
-        _gemm("experts_up", once, rows, up, h, groups=num_local),
-        _gemm("experts_down", once, rows, h, moe.expert_hidden_size / c.etp, groups=num_local),
+        _gemm("experts_up", once, rows, up, h, experts),
+        _gemm("experts_down", once, rows, h, width, experts),
         Communication("etp_scatter", "forward", several_etp, "etp", "reduce_scatter", sent * c.etp),
         Communication("ep_combine", "forward", once, "ep", "all_to_all", sent),
         # tokens are copied into expert order, and back weighted by their gate
@@ -574,10 +597,10 @@ def _gemm(
     m: Column,
     n: Column | float,
     k: Column | float,
-    groups: Column | float = 1.0,
+    experts: Experts | None = None,
 ) -> Gemm:
     rows = np.ones(len(repeats))
-    return Gemm(name, "forward", repeats, m * rows, n * rows, k * rows, groups * rows)
+    return Gemm(name, "forward", repeats, m * rows, n * rows, k * rows, experts)
 
 
 def _gemm_backward(op: Gemm) -> list[Op]:

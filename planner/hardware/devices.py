@@ -1,80 +1,86 @@
-"""What one device can do: peaks of the data sheet, and how near its kernels come to them.
+"""What one device can do: peaks of the data sheet, and where its kernels' times come from.
 
-The figures are in ``devices.json`` beside this file, each group with its source. How the
-kernel figures become seconds is in ``planner.hardware.kernels``.
+``devices.json`` beside this file says which GPU of ``gpus.json`` a device is, whose measured tables
+hold for it, and which ``KernelFigures`` it has. How they become seconds is in
+``planner.hardware.kernels``.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from planner.errors import InvalidInputError, UnknownNameError
+from planner.hardware.gpus import Architecture, architecture_of, gpu_model
+from planner.plan import Precision
 
 __all__ = [
-    "AttentionFigures",
     "Device",
-    "GemmFigures",
-    "MemoryFigures",
-    "Precision",
+    "KernelBasis",
+    "KernelFigures",
     "custom_device",
     "device",
     "device_names",
+    "device_of_tables",
 ]
 
-Precision = Literal["bf16", "fp16", "fp8", "fp32", "fp64"]
+KernelBasis = Literal["measured", "borrowed", "roofline"]
+
+# Whose kernels a GPU has that is known by its data sheet only: a measured one of its architecture.
+_LIKE: Final[dict[Architecture, str]] = {
+    "ampere": "a100-sxm-80gb",
+    "ada": "l40s",
+    "hopper": "h100-sxm-80gb",
+    "blackwell": "b200-180gb",
+    "cdna2": "mi250x",
+    "cdna3": "mi300x",
+    "cdna4": "mi355x",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class GemmFigures:
-    """How matrix products approach the peak; see ``kernels.gemm_s``.
+class KernelFigures:
+    """How near kernels come to the peaks; see ``planner.hardware.roofline``.
 
     Attributes:
-        peak_fraction: Of the peak, for large products.
-        half_k: Depth k that the start and end of a tile cost.
-        half_waves: Waves of tiles lost to the unfilled last one.
-        memory_fraction: Of the memory peak, where operands are the limit.
+        tile: Side of the square of results one processor works on at a time.
+        depth_lost: Depth k that the start and end of a tile cost.
+        waves_lost: Waves of tiles lost to the unfilled last one.
+        gemm_fraction: Of the peak, for large products.
+        memory_fraction: Of the memory peak.
         fixed_s: One kernel, however small.
-        quantise_bytes: Memory traffic per element of the left operand for casting it; fp8 only.
+        cast_bytes: Memory traffic of casting an element of the left operand below 16 bits.
+        attention_fraction: Of the 16-bit peak, for long sequences.
+        attention_seq_lost: Sequence length at which half of that is left.
+        attention_waves_lost: Waves of query tiles lost to the unfilled last one.
+        attention_fixed_s: One attention kernel, however small.
+        backward_ratio: Rate of the backward attention kernel over that of the forward one.
+        layer_row_passes: Times a layer of experts moves its routed rows besides the products.
+        layer_token_passes: Times it moves all tokens.
+        layer_choice_bytes: Memory traffic of routing one token to one expert.
+        layer_fixed_s: One layer of experts, however small.
+        source: Where they come from.
     """
 
-    peak_fraction: float
-    half_k: float
-    half_waves: float
+    tile: float
+    depth_lost: float
+    waves_lost: float
+    gemm_fraction: float
     memory_fraction: float
     fixed_s: float
-    quantise_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionFigures:
-    """How fused attention approaches the 16-bit peak; see ``kernels.attention_s``.
-
-    Attributes:
-        peak_fraction: Of the peak, for long sequences and wide heads.
-        half_seq_len: Sequence length at which half of that is left.
-        half_head_dim: Head dimension at which half of that is left.
-        half_waves: Waves of query tiles lost to the unfilled last one.
-        fixed_s: One kernel, however small.
-        backward_ratio: Rate of the backward kernel over that of the forward one.
-    """
-
-    peak_fraction: float
-    half_seq_len: float
-    half_head_dim: float
-    half_waves: float
-    fixed_s: float
+    cast_bytes: float
+    attention_fraction: float
+    attention_seq_lost: float
+    attention_waves_lost: float
+    attention_fixed_s: float
     backward_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """How element-wise kernels approach the memory peak; see ``kernels.memory_bound_s``."""
-
-    fraction: float
-    fixed_s: float
+    layer_row_passes: float
+    layer_token_passes: float
+    layer_choice_bytes: float
+    layer_fixed_s: float
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +92,66 @@ class Device:
         memory_bytes: What one rank can allocate at most.
         memory_bytes_per_s: Peak of the data sheet.
         peak_flop_per_s: Dense matmul peak by precision; a missing precision cannot be trained in.
-        num_processors: Streaming multiprocessors; 1 for a CPU core.
-        tile: Side of the square of results one processor works on at a time.
-        gemm: By precision; the same keys as ``peak_flop_per_s``.
-        attention: Of the fused kernels.
-        memory: Of element-wise kernels.
+        num_processors: Streaming multiprocessors or compute units; 1 for a CPU core.
+        figures: Of its rooflines.
+        tables: Folder of the measured kernels that hold for it, or None.
+        basis: Whether they were measured on it, or borrowed from another device, or there are none.
         source: Of the peaks.
-        kernel_source: Of ``gemm``, ``attention`` and ``memory``.
+        kernel_source: Of the kernels.
     """
 
     name: str
     memory_bytes: float
     memory_bytes_per_s: float
     peak_flop_per_s: dict[Precision, float]
-    source: str
     num_processors: int
-    tile: int
-    gemm: dict[Precision, GemmFigures]
-    attention: AttentionFigures
-    memory: MemoryFigures
+    figures: KernelFigures
+    tables: str | None
+    basis: KernelBasis
+    source: str
     kernel_source: str
 
 
 def device_names() -> tuple[str, ...]:
     """Return the names of the bundled devices, sorted."""
-    return tuple(sorted(_figures()))
+    return tuple(sorted(_document()["devices"]))
 
 
+@cache
 def device(name: str) -> Device:
     """Return the bundled device called ``name``.
 
     Raises:
         UnknownNameError: There is none.
     """
-    figures = _figures()
-    if name not in figures:
+    known = _document()["devices"]
+    if name not in known:
         remedy = (
             f"known: {', '.join(device_names())}; or give its figures in place of the name: name, "
             "memory_bytes, memory_bytes_per_s, peak_flop_per_s, source"
         )
-        raise UnknownNameError("device", name, figures, remedy=remedy)
-    return _read(name, figures[name])
+        raise UnknownNameError("device", name, known, remedy=remedy)
+    entry = known[name]
+    sheet = gpu_model(entry["gpu"]) if "gpu" in entry else None
+    processors = f"; {entry['num_processors']} processors: {entry['processors_source']}"
+    return Device(
+        name=name,
+        memory_bytes=sheet.memory_bytes if sheet else entry["memory_bytes"],
+        memory_bytes_per_s=sheet.memory_bytes_per_s if sheet else entry["memory_bytes_per_s"],
+        peak_flop_per_s=dict(sheet.peak_flop_per_s if sheet else entry["peak_flop_per_s"]),
+        num_processors=entry["num_processors"],
+        figures=_figures(entry["figures"]),
+        tables=entry["tables"],
+        basis=entry["basis"],
+        source=f"{sheet.source}{processors}" if sheet else entry["source"],
+        kernel_source=entry["kernel_source"],
+    )
+
+
+def device_of_tables(tables: str) -> Device:
+    """Return the device on which the kernels of a folder were measured."""
+    found = [one for one in map(device, device_names()) if one.tables == tables]
+    return next(one for one in found if one.basis == "measured")
 
 
 def custom_device(
@@ -136,55 +161,55 @@ def custom_device(
     memory_bytes_per_s: float,
     peak_flop_per_s: Mapping[Precision, float],
     source: str,
-    kernels_like: str = "h100-sxm-80gb",
+    is_cpu: bool = False,
 ) -> Device:
-    """Return a device known by its data sheet only, whose kernels do as well as another's.
+    """Return a device known by its data sheet only.
+
+    Its kernels use as much of its peaks as those of a bundled device of the same architecture do,
+    or of none, where the name is no GPU of ``gpus.json`` or its architecture was not measured.
+
+    Args:
+        name: Of the device; of a GPU any name that a tool prints.
+        memory_bytes: What one rank can allocate at most.
+        memory_bytes_per_s: Peak of the data sheet.
+        peak_flop_per_s: Dense, by precision.
+        source: Of these.
+        is_cpu: It is a core of a CPU.
 
     Raises:
-        InvalidInputError: A precision has a peak, but ``kernels_like`` has no kernels for it.
-        UnknownNameError: There is no bundled device called ``kernels_like``.
+        InvalidInputError: It has no peak at all.
     """
-    like = device(kernels_like)
-    missing = set(peak_flop_per_s) - set(like.gemm)
-    if missing:
+    if not peak_flop_per_s:
         raise InvalidInputError(
-            f"device {name!r} has a peak for {', '.join(sorted(missing))}; kernels are known for "
-            f"{', '.join(sorted(like.gemm))} only; leave the others out",
+            f"device {name!r} has no peak_flop_per_s; give one for each precision that it trains "
+            "in",
             where="device.peak_flop_per_s",
         )
-    return replace(
-        like,
+    like = device("cpu-core" if is_cpu else _LIKE.get(architecture_of(name), "v100-sxm-32gb"))
+    borrowed: KernelBasis = "roofline" if like.tables is None else "borrowed"
+    said = f"assumed to use as much of its peaks as {like.name}: {like.kernel_source}"
+    return Device(
         name=name,
         memory_bytes=memory_bytes,
         memory_bytes_per_s=memory_bytes_per_s,
         peak_flop_per_s=dict(peak_flop_per_s),
-        gemm={precision: like.gemm[precision] for precision in peak_flop_per_s},
+        num_processors=like.num_processors,
+        figures=like.figures,
+        tables=like.tables,
+        basis=borrowed,
         source=source,
-        kernel_source=f"assumed to do as well as {like.name}: {like.kernel_source}",
+        kernel_source=said,
     )
 
 
 @cache
-def _figures() -> dict[str, Any]:
+def _document() -> dict[str, Any]:
     text = resources.files("planner.hardware").joinpath("devices.json").read_text("utf-8")
-    figures: dict[str, Any] = json.loads(text)
-    return figures
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
-def _read(name: str, figures: dict[str, Any]) -> Device:
-    gemm = {precision: GemmFigures(**values) for precision, values in figures["gemm"].items()}
-    if "bf16" in gemm:
-        gemm["fp16"] = gemm["bf16"]
-    return Device(
-        name=name,
-        memory_bytes=figures["memory_bytes"],
-        memory_bytes_per_s=figures["memory_bytes_per_s"],
-        peak_flop_per_s=dict(figures["peak_flop_per_s"]),
-        source=figures["source"],
-        num_processors=figures["num_processors"],
-        tile=figures["tile"],
-        gemm=gemm,
-        attention=AttentionFigures(**figures["attention"]),
-        memory=MemoryFigures(**figures["memory"]),
-        kernel_source=figures["kernel_source"],
-    )
+@cache
+def _figures(name: str) -> KernelFigures:
+    values = _document()["figures"][name]
+    return KernelFigures(**{f.name: values[f.name] for f in fields(KernelFigures)})

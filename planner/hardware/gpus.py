@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any, Final, Literal
 
 from planner.errors import UnknownNameError
-from planner.hardware.devices import Precision
+from planner.plan import Precision
 
 __all__ = ["Architecture", "GpuModel", "architecture_of", "gpu_model", "gpu_models"]
 

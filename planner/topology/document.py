@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from planner.documents import validated
 from planner.errors import InvalidInputError
-from planner.plan import Document
+from planner.plan import Document, Precision
 from planner.topology.checks import (
     MAX_ASSUMPTION_CHARS,
     MAX_ASSUMPTIONS,
@@ -200,9 +200,7 @@ class DeviceFigures(Document):
     name: Name
     memory_bytes: float
     memory_bytes_per_s: float
-    peak_flop_per_s: dict[Literal["bf16", "fp16", "fp8", "fp32", "fp64"], float] = Field(
-        min_length=1
-    )
+    peak_flop_per_s: dict[Precision, float] = Field(min_length=1)
     source: Source
 
 

@@ -17,7 +17,7 @@ TRAINING = {"global_batch_size": 48, "seq_len": 1024}
 HELD = {"pp": 1, "recompute": "none"}
 
 SLOW = {
-    "name": "slow gpu",
+    "name": "A40",
     "memory_bytes": 80e9,
     "memory_bytes_per_s": 1e12,
     "peak_flop_per_s": {"bf16": 1e14},

@@ -156,7 +156,7 @@ def test_sizes_together_are_sizes_one_by_one() -> None:
 def test_only_kernels_know_the_device_s_memory() -> None:
     on = slow_network(16)
     group = ranks_group(on, 16)
-    plain = replace(H100, memory=replace(H100.memory, fixed_s=0.0))
+    plain = replace(H100, figures=replace(H100.figures, fixed_s=0.0))
     faster = replace(plain, memory_bytes_per_s=2 * plain.memory_bytes_per_s)
     pairs = zip(compare(on, plain, group, LARGE), compare(on, faster, group, LARGE), strict=True)
     for one, other in pairs:
@@ -183,8 +183,8 @@ def test_a_slow_gpu_has_slow_kernels() -> None:
 def test_kernels_read_and_write_what_each_step_needs(
     kind: str, bytes_per_element: float, num_kernels: int
 ) -> None:
-    rate = H100.memory.fraction * H100.memory_bytes_per_s
-    expected = num_kernels * H100.memory.fixed_s + bytes_per_element * LARGE / 4 / rate
+    rate = H100.figures.memory_fraction * H100.memory_bytes_per_s
+    expected = num_kernels * H100.figures.fixed_s + bytes_per_element * LARGE / 4 / rate
     assert found(switched(), kind).kernel_s == pytest.approx(expected, rel=1e-6)
 
 

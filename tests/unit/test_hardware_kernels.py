@@ -1,16 +1,32 @@
 """Kernel times: laws every roofline obeys, and measurements that nobody of us made."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
-from planner.hardware.devices import Device, Precision, device, device_names
-from planner.hardware.kernels import attention_s, gemm_s, memory_bound_s
+from planner.hardware.devices import Device, device, device_names
+from planner.hardware.expert_layers import expert_layer_s
+from planner.hardware.kernels import (
+    attention_s,
+    gemm_s,
+    grouped_gemm_s,
+    memory_bound_s,
+)
+from planner.plan import Precision
 
-CASES = [(device(name), precision) for name in device_names() for precision in device(name).gemm]
-SIZES = st.integers(1, 65536)
+CASES = [
+    (device(name), precision)
+    for name in device_names()
+    for precision in device(name).peak_flop_per_s
+]
+LOW: tuple[Precision, ...] = ("fp8", "mxfp8", "nvfp4")
+SIZES = st.integers(256, 65536)
+H100 = device("h100-sxm-80gb")
+BLACKWELL = ("b200-180gb", "b300-288gb", "gb200", "gb300", "rtx-pro-6000")
 
 
 @pytest.mark.parametrize(("dev", "precision"), CASES)
@@ -18,17 +34,20 @@ def test_no_product_beats_peak_or_memory(dev: Device, precision: Precision) -> N
     m, n, k = np.meshgrid(*[2 ** np.arange(0, 17, 2)] * 3)
     seconds = gemm_s(dev, precision, m, n, k)
     assert (2.0 * m * n * k / seconds <= dev.peak_flop_per_s[precision]).all()
-    assert ((m * k + k * n) / seconds <= dev.memory_bytes_per_s).all()
+    if precision not in LOW:  # whose operands may lie in a cache
+        large = m * k + k * n > 1e9
+        assert ((m * k + k * n)[large] / seconds[large] <= dev.memory_bytes_per_s).all()
 
 
-@given(st.sampled_from(CASES), SIZES, SIZES, SIZES, st.integers(1, 1000))
-def test_time_never_falls_when_a_product_grows(
-    case: tuple[Device, Precision], m: int, n: int, k: int, more: int
+@given(st.sampled_from(CASES), SIZES, SIZES, SIZES)
+def test_a_product_four_times_as_large_takes_longer(
+    case: tuple[Device, Precision], m: int, n: int, k: int
 ) -> None:
+    """Measured utilisation may fall a little from one shape to the next, but never as much."""
     base = gemm_s(*case, m, n, k)
-    assert gemm_s(*case, m + more, n, k) >= base
-    assert gemm_s(*case, m, n + more, k) >= base
-    assert gemm_s(*case, m, n, k + more) >= base
+    assert gemm_s(*case, 4 * m, n, k) > 0.9 * base
+    assert gemm_s(*case, m, 4 * n, k) > 0.9 * base
+    assert gemm_s(*case, m, n, 4 * k) > 0.9 * base
 
 
 @pytest.mark.parametrize(("dev", "precision"), CASES)
@@ -39,7 +58,9 @@ def test_work_that_does_not_occur_is_free(dev: Device, precision: Precision) -> 
     assert gemm_s(dev, precision, 64, 64, zero)[0] == 0
     assert memory_bound_s(dev, zero)[0] == 0
     assert memory_bound_s(dev, zero)[1] > 0
-    at = attention_s(dev, precision, zero, seq_len=zero, num_heads=zero, head_dim=zero)
+    at = attention_s(
+        dev, precision, zero, seq_len=zero, batch=1, num_heads=zero, num_kv_heads=1, head_dim=zero
+    )
     assert at[0] == 0
     assert np.isfinite(at).all()
 
@@ -51,15 +72,22 @@ def test_columns_are_priced_as_their_rows(dev: Device, precision: Precision) -> 
     assert gemm_s(dev, precision, m, n, k) == pytest.approx(rows)
 
 
+def experts(groups: int, rows: float, *, uneven: bool = False) -> float:
+    """Return seconds of one grouped product of Mixtral's size."""
+    return float(grouped_gemm_s(H100, "bf16", rows, 14336, 4096, groups, uneven=uneven))
+
+
 def test_one_grouped_kernel_beats_many_small_ones() -> None:
-    h100 = device("h100-sxm-80gb")
-    grouped = gemm_s(h100, "bf16", 512, 2048, 2048, groups=16)
-    assert grouped < 16 * gemm_s(h100, "bf16", 512, 2048, 2048)
-    assert grouped > gemm_s(h100, "bf16", 512, 2048, 2048)
+    assert experts(8, 512) < 8 * float(gemm_s(H100, "bf16", 512, 14336, 4096))
+    assert experts(8, 512) > experts(4, 512) > experts(2, 512)
+
+
+def test_uneven_experts_waste_part_of_a_tile_each() -> None:
+    assert experts(8, 1024, uneven=True) > experts(8, 1024)
 
 
 # ai-dynamo/aiconfigurator (Apache-2.0), gemm_perf of trtllm 1.3.0rc10 (H100, GB200) and sglang
-# 0.5.10 (A100); microseconds. The fit's 90th percentile error is 9 to 14 %: 15 % is asked for.
+# 0.5.10 (A100); microseconds. Kriging smooths a measurement by a few per cent.
 @pytest.mark.parametrize(
     ("name", "precision", "m", "n", "k", "time_us"),
     [
@@ -81,58 +109,126 @@ def test_products_take_what_was_measured(
     name: str, precision: Precision, m: int, n: int, k: int, time_us: float
 ) -> None:
     predicted = float(gemm_s(device(name), precision, m, n, k))
-    assert predicted == pytest.approx(time_us * 1e-6, rel=0.15)
+    assert predicted == pytest.approx(time_us * 1e-6, rel=0.06)
 
 
-# Same source, context_attention_perf: 2 sequences of 4,096, 8 heads of 128, causal.
+def causal_s(dev: Device, precision: Precision = "bf16", *, head_dim: float = 128) -> float:
+    """Return seconds of causal attention over 2 sequences of 4,096 with 8 heads."""
+    flop = 2 * 2 * 8 * 4096**2 * head_dim
+    return float(
+        attention_s(
+            dev,
+            precision,
+            flop,
+            seq_len=4096,
+            batch=2,
+            num_heads=8,
+            num_kv_heads=8,
+            head_dim=head_dim,
+        )
+    )
+
+
+# Same source, context_attention_perf.
 @pytest.mark.parametrize(
     ("name", "time_us"),
     [("a100-sxm-80gb", 553.216), ("h100-sxm-80gb", 213.664), ("gb200", 125.493)],
 )
 def test_attention_takes_what_was_measured(name: str, time_us: float) -> None:
-    flop = 2 * 2 * 8 * 4096**2 * 128
-    predicted = attention_s(device(name), "bf16", flop, seq_len=4096, num_heads=16, head_dim=128)
-    assert float(predicted) == pytest.approx(time_us * 1e-6, rel=0.2)
+    assert causal_s(device(name)) == pytest.approx(time_us * 1e-6, rel=0.05)
+
+
+def test_attention_between_two_measured_head_dimensions_lies_between_their_rates() -> None:
+    rates = [h / causal_s(H100, head_dim=h) for h in (64.0, 96.0, 128.0)]
+    assert rates == sorted(rates)
 
 
 def test_attention_in_a_long_sequence_runs_nearer_to_the_peak() -> None:
-    h100 = device("h100-sxm-80gb")
     seq_len = np.array([1024, 4096, 16384, 65536])
     flop = 2.0 * 8 * seq_len**2 * 128
-    rate = flop / attention_s(h100, "bf16", flop, seq_len=seq_len, num_heads=8, head_dim=128)
+    rate = flop / attention_s(
+        H100, "bf16", flop, seq_len=seq_len, batch=1, num_heads=8, num_kv_heads=8, head_dim=128
+    )
     assert (np.diff(rate) > 0).all()
-    assert rate[-1] < h100.peak_flop_per_s["bf16"]
+    assert rate[-1] < H100.peak_flop_per_s["bf16"]
 
 
 def test_the_backward_kernel_is_slower_per_flop() -> None:
-    h100 = device("h100-sxm-80gb")
     forward, backward = (
-        attention_s(h100, "bf16", 1e12, seq_len=4096, num_heads=8, head_dim=128, backward=b)
+        attention_s(
+            H100,
+            "bf16",
+            1e12,
+            seq_len=4096,
+            batch=1,
+            num_heads=8,
+            num_kv_heads=8,
+            head_dim=128,
+            backward=b,
+        )
         for b in (False, True)
     )
-    ratio = (forward - h100.attention.fixed_s) / (backward - h100.attention.fixed_s)
-    assert ratio == pytest.approx(h100.attention.backward_ratio)
+    assert forward / backward == pytest.approx(H100.figures.backward_ratio)
 
 
-def test_fp8_jobs_keep_attention_in_16_bits() -> None:
-    h100 = device("h100-sxm-80gb")
-    eight, sixteen = (
-        attention_s(h100, precision, 1e12, seq_len=4096, num_heads=8, head_dim=128)
-        for precision in ("fp8", "bf16")
+def test_jobs_below_16_bits_keep_attention_in_16() -> None:
+    b200 = device("b200-180gb")
+    assert {causal_s(b200, precision) for precision in LOW} == {causal_s(b200)}
+
+
+# Same source, moe_perf: DeepSeek-V3's experts on 8 ranks, 8,192 tokens on trtllm 1.3.0rc10.
+@pytest.mark.parametrize(
+    ("routing", "time_us"), [("balanced", 1536.933), ("power_law_1.2", 2908.55)]
+)
+def test_a_layer_of_experts_takes_what_was_measured(routing: str, time_us: float) -> None:
+    predicted = expert_layer_s(
+        H100,
+        "bf16",
+        tokens=8192,
+        hidden_size=7168,
+        width=2048,
+        top_k=8,
+        num_experts=256,
+        ep=8,
+        routing=routing,
     )
-    assert eight == sixteen
+    assert float(predicted) == pytest.approx(time_us * 1e-6, rel=0.1)
 
 
 def test_memory_bound_kernels_approach_the_achieved_bandwidth() -> None:
-    h100 = device("h100-sxm-80gb")
-    achieved = h100.memory.fraction * h100.memory_bytes_per_s
-    assert 1e12 / memory_bound_s(h100, 1e12) == pytest.approx(achieved, rel=1e-4)
-    half = h100.memory.fixed_s * achieved
-    assert half / memory_bound_s(h100, half) == pytest.approx(achieved / 2)
-    assert memory_bound_s(h100, 1e6, num_kernels=3) > memory_bound_s(h100, 1e6)
+    figures = H100.figures
+    achieved = figures.memory_fraction * H100.memory_bytes_per_s
+    assert 1e12 / memory_bound_s(H100, 1e12) == pytest.approx(achieved, rel=1e-4)
+    half = figures.fixed_s * achieved
+    assert half / memory_bound_s(H100, half) == pytest.approx(achieved / 2)
+    assert memory_bound_s(H100, 1e6, num_kernels=3) > memory_bound_s(H100, 1e6)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("a100-sxm-80gb", "fp8"), ("cpu-core", "bf16")])
 def test_a_precision_the_device_lacks_is_refused(name: str, precision: Precision) -> None:
     with pytest.raises(InvalidInputError, match=f"device '{name}' has no {precision} peak"):
         gemm_s(device(name), precision, 1, 1, 1)
+
+
+@pytest.mark.parametrize("name", BLACKWELL)
+def test_precisions_that_were_not_measured_use_as_much_of_their_peak_as_fp8(name: str) -> None:
+    dev = device(name)
+    fp8, mxfp8, nvfp4 = (float(gemm_s(dev, p, 16384, 16384, 16384)) for p in LOW)
+    assert mxfp8 == pytest.approx(fp8, rel=0.02)
+    assert nvfp4 < fp8
+    flop, peak = 2 * 16384**3, dev.peak_flop_per_s
+    assert flop / nvfp4 / peak["nvfp4"] < flop / fp8 / peak["fp8"]  # the cast does not shrink
+
+
+def test_the_same_chip_under_another_name_has_the_same_kernels() -> None:
+    for name, of in (("a800-sxm-80gb", "a100-sxm-80gb"), ("h800-sxm-80gb", "h100-sxm-80gb")):
+        assert device(name).basis == "borrowed"
+        assert float(gemm_s(device(name), "bf16", 8192, 8192, 8192)) == pytest.approx(
+            float(gemm_s(device(of), "bf16", 8192, 8192, 8192))
+        )
+
+
+def test_tables_correct_the_roofline() -> None:
+    bare = replace(H100, tables=None)
+    measured, modelled = (float(gemm_s(d, "bf16", 8192, 8192, 1024)) for d in (H100, bare))
+    assert abs(measured / 192.608e-6 - 1) < abs(modelled / 192.608e-6 - 1)

@@ -415,21 +415,17 @@ def test_a_hostile_text_is_told_apart_in_a_moment() -> None:
 
 
 def test_gpus_without_bundled_kernels_bring_their_data_sheet() -> None:
-    document: TopologyDocument = read(H200, "H200").document
+    document: TopologyDocument = read(H200, "H200 NVL").document
     assert not isinstance(document.device, str)
-    assert document.device.memory_bytes == gpu_model("H200").memory_bytes
+    assert document.device.memory_bytes == gpu_model("H200 NVL").memory_bytes
     assert read("nvidia-smi-topo/h100-x8-hgx.txt", "H100").document.device == "h100-sxm-80gb"
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: Path(row["file"]).name)
-def test_every_imported_device_has_kernels_but_for_gpus_without_tensor_cores(row: Row) -> None:
+def test_something_can_be_planned_on_every_imported_device(row: Row) -> None:
     if row["levels"] == "refused":
         return
-    found = imported(row)
-    if row["gpu"] == "K80":
-        assert "nothing can be planned on it" in said(found)
-        return
-    figures = found.document.device
+    figures = imported(row).document.device
     if isinstance(figures, str):
         assert figures in device_names()
     else:

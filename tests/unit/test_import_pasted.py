@@ -60,7 +60,7 @@ def test_a_gpu_that_the_paste_names_need_not_be_named(before: str) -> None:
     ],
 )
 def test_an_amd_gpu_that_the_paste_names_need_not_be_named(before: str) -> None:
-    assert device(before + XGMI) == "MI300X"
+    assert device(before + XGMI) == "mi300x"
 
 
 @pytest.mark.parametrize(

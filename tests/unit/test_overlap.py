@@ -22,7 +22,7 @@ ONE = np.ones(1)
 
 
 def compute(name: str, phase: Phase, seconds: float) -> Timed:
-    op = Gemm(name, phase, ONE, ONE, ONE, ONE, ONE)
+    op = Gemm(name, phase, ONE, ONE, ONE, ONE)
     return Timed(op, np.array([seconds]), np.array([seconds]))
 
 

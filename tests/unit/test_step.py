@@ -151,10 +151,10 @@ def test_exposed_seconds_are_booked_to_their_axis(
 def test_the_optimizer_runs_at_memory_speed() -> None:
     """30 bytes per parameter (AdamW, bf16 with fp32 master), an eighth with ZeRO-1 over 8."""
     base = problem("llama3-8b")
-    memory = base.device.memory
-    rate = memory.fraction * base.device.memory_bytes_per_s
+    figures = base.device.figures
+    rate = figures.memory_fraction * base.device.memory_bytes_per_s
     one = row(dp_shard=8, zero_stage=1)
-    expected = memory.fixed_s + 30 * 8_030_261_248 / 8 / rate  # the model card's 8.03 B
+    expected = figures.fixed_s + 30 * 8_030_261_248 / 8 / rate  # the model card's 8.03 B
     assert part(base, one, "optimizer_s") == pytest.approx(expected)
 
 

@@ -126,7 +126,8 @@ def test_padded_experts_take_their_capacity_from_every_rank(tp: int, ep: int, et
     assert received == pytest.approx(4 * 8 * capacity * (ep - 1) / ep * 4096 * 2)
     assert named(work, "forward", "ep_counts").repeats[0] == 0
     up = named(work, "forward", "experts_up")
-    assert (up.m[0], up.groups[0]) == (ep * etp * capacity, 8 / ep)
+    assert up.experts is not None
+    assert (up.m[0], up.experts.num_local[0]) == (ep * etp * capacity, 8 / ep)
     assert named(work, "forward", "permute").num_bytes[0] == 4 * 8 * capacity * 4096 * 2
     width = 14336  # gated: two read, one written
     assert named(work, "forward", "expert_activation").num_bytes[0] == (

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from planner.errors import InvalidInputError
-from planner.hardware.devices import device
 from planner.hardware.gpus import GpuModel
 from planner.topology.checks import (
     MAX_ASSUMPTION_CHARS,
@@ -51,9 +50,6 @@ _FABRIC_READERS: Final[dict[str, Callable[[str, str], FabricDump]]] = {
 
 _NO_NODE: Final = "describes a fabric; give it with --fabric, and a text about one node"
 _NO_FABRIC: Final = "describes one node; give it with --node, and a text about the fabric"
-
-# Whose kernels a GPU without its own is taken to have: planner.hardware.devices.custom_device.
-_KERNELS_LIKE: Final = "h100-sxm-80gb"
 
 _MAX_SOURCE_NAME: Final = 120
 
@@ -118,7 +114,6 @@ def import_topology(
         *(fabric.assumptions if fabric else ()),
         *node.assumptions,
         *joined.assumptions,
-        *_no_kernels(model),
     ]
     document = _document(options.name, dump, model, node, joined, node_source, assumptions)
     for nodes in sorted({1, document.max_nodes}):
@@ -176,29 +171,14 @@ def _document(
 
 
 def _device(model: GpuModel) -> dict[str, object]:
-    """Return the figures of a GPU whose kernels are not bundled.
-
-    Peaks are those that kernels are known for; where there is none, all, and nothing is planned.
-    """
-    known = set(device(_KERNELS_LIKE).gemm)
-    peaks = {key: peak for key, peak in model.peak_flop_per_s.items() if key in known}
+    """Return the figures of a GPU that is no bundled device."""
     return {
         "name": model.name,
         "memory_bytes": model.memory_bytes,
         "memory_bytes_per_s": model.memory_bytes_per_s,
-        "peak_flop_per_s": peaks or model.peak_flop_per_s,
+        "peak_flop_per_s": model.peak_flop_per_s,
         "source": model.source,
     }
-
-
-def _no_kernels(model: GpuModel) -> list[str]:
-    known = device(_KERNELS_LIKE).gemm
-    if model.device is not None or set(known) & set(model.peak_flop_per_s):
-        return []
-    return [
-        f"no kernels are known for a {model.name} (needed: a peak for {', '.join(known)}): its "
-        "links can be looked at, nothing can be planned on it"
-    ]
 
 
 def _description(dump: NodeDump, model: GpuModel, node: BuiltNode, source: str) -> str:

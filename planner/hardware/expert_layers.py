@@ -1,0 +1,203 @@
+"""Seconds of a whole fused layer of experts, as serving libraries run it and tables measure it.
+
+A plan does not price such layers: it prices their products, activation functions and copies one by
+one (``planner.cost.work``). Here the same product prices, with what surrounds them, are held
+against whole measured layers, balanced and skewed.
+"""
+
+from functools import cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.hardware.devices import Device, device_of_tables
+from planner.hardware.kernel_tables import SMOOTHNESS, Columns, Points, read_table, rows_where
+from planner.hardware.kernels import grouped_gemm_s, memory_bound_s
+from planner.hardware.power_law import power_law_skew
+from planner.hardware.surfaces import Surface, fit_surface
+from planner.plan import Precision
+
+__all__ = ["expert_layer_s", "is_gated", "layer_model_s", "layer_points"]
+
+Array = NDArray[np.float64]
+
+# Of activations, whatever the operands of products are cast to.
+_RESULT_BYTES: Final = 2
+
+# Layers of experts with two matrices, by (hidden_size, inter_size): the tables do not say it.
+# Nemotron-3 (Nano, Super) has squared-ReLU experts, mlp_hidden_act "relu2" in its config.json.
+_NOT_GATED: Final = {(2688, 1856), (4096, 2688)}
+
+
+def expert_layer_s(
+    device: Device,
+    precision: Precision,
+    *,
+    tokens: ArrayLike,
+    hidden_size: ArrayLike,
+    width: ArrayLike,
+    top_k: ArrayLike,
+    num_experts: ArrayLike,
+    ep: ArrayLike,
+    gated: ArrayLike = True,
+    routing: str = "balanced",
+) -> Array:
+    """Return the seconds of a whole fused layer of experts on the hottest of ``ep`` ranks.
+
+    Args:
+        device: Whose.
+        precision: Of the operands.
+        tokens: Of all ranks.
+        hidden_size: Of a token.
+        width: Of an expert on this rank.
+        top_k: Experts per token.
+        num_experts: Of all ranks.
+        ep: Ranks that share the experts out.
+        gated: Experts have three matrices, not two.
+        routing: "balanced", or "power_law_" and an exponent.
+
+    Raises:
+        InvalidInputError: The device has no peak in ``precision``.
+    """
+    tokens, hidden_size, width, top_k, num_experts, ep = np.broadcast_arrays(
+        *(
+            np.asarray(value, dtype=np.float64)
+            for value in (tokens, hidden_size, width, top_k, num_experts, ep)
+        )
+    )
+    seconds = layer_model_s(
+        device,
+        precision,
+        tokens=tokens,
+        hidden_size=hidden_size,
+        width=width,
+        top_k=top_k,
+        num_experts=num_experts,
+        ep=ep,
+        gated=gated,
+        skew=_skew(tokens, num_experts, ep, routing),
+    )
+    surface = _surface(device.tables, routing) if device.tables else None
+    if surface is None:
+        return seconds
+    position, at = _place(tokens, hidden_size, width, top_k, num_experts, ep)
+    return seconds * np.exp(surface(position.ravel(), at.reshape(-1, 5))).reshape(seconds.shape)
+
+
+def layer_model_s(
+    device: Device,
+    precision: Precision,
+    *,
+    tokens: ArrayLike,
+    hidden_size: ArrayLike,
+    width: ArrayLike,
+    top_k: ArrayLike,
+    num_experts: ArrayLike,
+    ep: ArrayLike,
+    gated: ArrayLike,
+    skew: ArrayLike = 1.0,
+) -> Array:
+    """Return what the products and what surrounds them should take.
+
+    Every rank has all tokens, routes them, computes those of its own experts and adds up: the
+    two grouped products, the activation function, copies of rows into expert order and back
+    (``layer_row_passes`` over routed rows, ``layer_token_passes`` over tokens,
+    ``layer_choice_bytes`` for every token and choice), and ``layer_fixed_s``.
+
+    Args:
+        device: Whose.
+        precision: Of the operands.
+        tokens: Of all ranks.
+        hidden_size: Of a token.
+        width: Of an expert on this rank.
+        top_k: Experts per token.
+        num_experts: Of all ranks.
+        ep: Ranks that share the experts out.
+        gated: Experts have three matrices, not two.
+        skew: Rows of the hottest rank over the mean; 1 is even.
+
+    Raises:
+        InvalidInputError: The device has no peak in ``precision``.
+    """
+    figures = device.figures
+    tokens, hidden_size, width, top_k, num_experts, ep, gated, skew = np.broadcast_arrays(
+        *(
+            np.asarray(value, dtype=np.float64)
+            for value in (tokens, hidden_size, width, top_k, num_experts, ep, gated, skew)
+        )
+    )
+    groups = num_experts / ep
+    rows = tokens * top_k / num_experts * skew
+    up, uneven = (1.0 + gated) * width, skew > 1
+    products = grouped_gemm_s(device, precision, rows, up, hidden_size, groups, uneven=uneven)
+    products = products + grouped_gemm_s(
+        device, precision, rows, hidden_size, width, groups, uneven=uneven
+    )
+    beta = _RESULT_BYTES
+    routed = rows * groups * hidden_size * beta * figures.layer_row_passes
+    routed = routed + tokens * hidden_size * beta * figures.layer_token_passes
+    routed = routed + tokens * top_k * figures.layer_choice_bytes
+    activation = memory_bound_s(device, (1.0 + up / width) * width * rows * groups * beta)
+    return products + activation + routed / device.memory_bytes_per_s + figures.layer_fixed_s
+
+
+def layer_points(device: Device, columns: Columns) -> Points:
+    """Return where measured layers of one routing lie over ``layer_model_s``."""
+    names = (
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+        "moe_ep_size", "time_us",
+    )  # fmt: skip
+    tokens, hidden_size, inter, top_k, num_experts, tp, ep, time_us = (
+        columns[name].astype(float) for name in names
+    )
+    width = inter / tp
+    model = layer_model_s(
+        device,
+        "bf16",
+        tokens=tokens,
+        hidden_size=hidden_size,
+        width=width,
+        top_k=top_k,
+        num_experts=num_experts,
+        ep=ep,
+        gated=is_gated(hidden_size, inter),
+        skew=_skew(tokens, num_experts, ep, str(columns["distribution"][0])),
+    )
+    position, at = _place(tokens, hidden_size, width, top_k, num_experts, ep)
+    return Points(position, at, np.log(time_us * 1e-6 / model))
+
+
+def _place(
+    tokens: Array, hidden_size: Array, width: Array, top_k: Array, num_experts: Array, ep: Array
+) -> tuple[Array, Array]:
+    """Return position and coordinates of layers on their surface, shapes [...] and [..., 5]."""
+    at = (hidden_size, width, num_experts / ep, tokens * top_k / num_experts, ep)
+    return np.log2(tokens), np.log2(np.stack(at, axis=-1))
+
+
+@cache
+def _surface(tables: str, routing: str) -> Surface | None:
+    """Return log(measured / modelled) of layers of one routing; None if unmeasured."""
+    chosen = rows_where(read_table(tables, "moe_layer"), "distribution", routing)
+    if not chosen:
+        return None
+    return fit_surface(*layer_points(device_of_tables(tables), chosen), SMOOTHNESS["moe_layer"])
+
+
+def _skew(tokens: Array, num_experts: Array, ep: Array, routing: str) -> Array:
+    """Return rows of the hottest rank over the mean under a table's routing; 1 if balanced."""
+    tokens, num_experts, ep = np.broadcast_arrays(tokens, num_experts, ep)
+    _, uneven, exponent = routing.partition("power_law_")
+    if not uneven:
+        return np.ones(tokens.shape)
+    shapes = np.stack([tokens.ravel(), num_experts.ravel(), ep.ravel()], axis=1)
+    distinct, back = np.unique(shapes, axis=0, return_inverse=True)
+    skews = [power_law_skew(int(t), int(e), int(p), float(exponent)) for t, e, p in distinct]
+    return np.array(skews)[back.reshape(-1)].reshape(tokens.shape)
+
+
+def is_gated(hidden_size: Array, inter_size: Array) -> NDArray[np.bool_]:
+    """Return whether experts have three matrices; a table does not say it."""
+    shapes = zip(hidden_size.astype(int), inter_size.astype(int), strict=True)
+    return np.array([shape not in _NOT_GATED for shape in shapes], dtype=bool)

@@ -1,0 +1,381 @@
+"""Predictions of measured kernels, by the functions that price a plan's, and how far they are off.
+
+A table has the columns of ``planner.hardware.kernel_tables`` and ``gpu``, a device by any name.
+Shapes that the bundled tables of that device hold themselves are scored apart: there a small error
+only says that the table was read.
+"""
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import InvalidInputError, PlannerError
+from planner.hardware.devices import Device, device
+from planner.hardware.expert_layers import expert_layer_s, is_gated
+from planner.hardware.gpus import gpu_model
+from planner.hardware.kernel_tables import Columns, KernelOp, read_table
+from planner.hardware.kernels import attention_s, gemm_s
+from planner.hardware.roofline import TABLE_PRECISION
+from planner.plan import Precision
+from planner.units import parse_number
+
+__all__ = [
+    "KERNEL_OPS",
+    "KernelPrediction",
+    "KernelScore",
+    "KernelTable",
+    "kernel_predictions_csv",
+    "predict_kernels",
+    "read_kernels",
+    "score_kernels",
+]
+
+Array = NDArray[np.float64]
+
+_MAX_BYTES: Final = 1 << 28
+_MAX_SIZE: Final = 1 << 40
+_SRC: Final = "src"
+_TIME: Final = "time_us"
+# From here on a product is one of training: what bars are set for.
+_MIN_ROWS: Final = 1024
+
+_SIZES: Final[dict[KernelOp, tuple[str, ...]]] = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch_size", "seq_len", "num_heads", "num_key_value_heads", "head_dim"),
+    "moe_layer": (
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+        "moe_ep_size",
+    ),
+}  # fmt: skip
+_WORDS: Final[dict[KernelOp, tuple[str, ...]]] = {
+    "gemm": ("dtype",),
+    "attention": (),
+    "moe_layer": ("moe_dtype", "distribution"),
+}
+KERNEL_OPS: Final = tuple(_SIZES)
+_DTYPES: Final[dict[str, Precision]] = {
+    "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTable:
+    """A table of one kind of kernel.
+
+    Attributes:
+        op: Kind.
+        columns: Of the file, in order.
+        rows: Its cells.
+        lines: Line of each row in the file.
+        sizes: By column, shape [rows].
+        time_s: Measured, NaN where the cell is empty, shape [rows].
+    """
+
+    op: KernelOp
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+    sizes: dict[str, Array]
+    time_s: Array
+
+    def column(self, name: str) -> tuple[str, ...]:
+        """Return the cells of a column."""
+        place = self.columns.index(name)
+        return tuple(row[place] for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPrediction:
+    """What is said of one row.
+
+    Attributes:
+        time_s: None where it cannot be predicted.
+        basis: "measured" on the device, "borrowed" from another, "roofline", or "derived" from
+            another precision; empty without a prediction.
+        is_known: The device's own table holds the shape.
+        skipped_reason: Why there is none.
+    """
+
+    time_s: float | None
+    basis: str
+    is_known: bool
+    skipped_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelScore:
+    """Errors |predicted - measured| / measured of one set of rows.
+
+    Attributes:
+        device: As bundled; "all" of all.
+        kind: Data type or routing; "all" of all.
+        is_known: Of shapes that the bundled tables hold, or of the others.
+        num_rows: With both times; of products those of 1,024 rows and more.
+        median_error: Over them.
+        ninetieth_error: 90th percentile over them.
+        bias: Median of predicted over measured, less 1.
+    """
+
+    device: str
+    kind: str
+    is_known: bool
+    num_rows: int
+    median_error: float
+    ninetieth_error: float
+    bias: float
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def read_kernels(content: bytes, *, op: KernelOp, source: str) -> KernelTable:
+    """Return the rows of a CSV, plain or gzipped; columns may stand in any order, others beside.
+
+    Raises:
+        InvalidInputError: It is no such table; or a cell cannot be, with its line and column.
+    """
+    reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
+    try:
+        lines = [(reader.line_num, tuple(cells)) for cells in reader if any(cells)]
+    except csv.Error as exc:
+        raise InvalidInputError(
+            f"{source}, line {reader.line_num}: is no CSV: {exc}", where=source
+        ) from exc
+    columns = tuple(lines[0][1]) if lines else ()
+    needed = ("gpu", *_WORDS[op], *_SIZES[op])
+    if missing := [name for name in needed if name not in columns]:
+        raise InvalidInputError(
+            f"{source}: has no column {', '.join(map(repr, missing))}; --op {op} needs "
+            f"{', '.join(needed)}, and {_TIME} to be scored",
+            where=missing[0],
+        )
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise InvalidInputError(
+            f"{source}: column {twice[0]!r} occurs twice; keep one", where=twice[0]
+        )
+    if len(lines) < 2:
+        raise InvalidInputError(f"{source}: has a header and no rows", where=source)
+    for line, cells in lines[1:]:
+        if len(cells) != len(columns):
+            raise InvalidInputError(
+                f"{source}, line {line}: has {len(cells)} cells where the header has "
+                f"{len(columns)}; quote cells that hold a comma",
+                where=f"line {line}",
+            )
+    rows, numbers = tuple(cells for _, cells in lines[1:]), tuple(line for line, _ in lines[1:])
+    read = {
+        name: _numbers([row[columns.index(name)] for row in rows], name, numbers, source)
+        for name in (*_SIZES[op], *([_TIME] if _TIME in columns else []))
+    }
+    times = read.pop(_TIME, np.full(len(rows), np.nan)) * 1e-6
+    return KernelTable(op, columns, rows, numbers, read, times)
+
+
+def _text(content: bytes, source: str) -> str:
+    try:
+        if content[:2] == b"\x1f\x8b":
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise InvalidInputError(
+                f"{source}: unpacks to more than {_MAX_BYTES} bytes; split it", where=source
+            )
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise InvalidInputError(
+            f"{source}: is not UTF-8 at byte {exc.start}; save it as UTF-8", where=source
+        ) from exc
+    except (OSError, EOFError, zlib.error) as exc:
+        raise InvalidInputError(
+            f"{source}: is no whole gzip file: {exc}; compress it again", where=source
+        ) from exc
+
+
+def _numbers(cells: Sequence[str], column: str, lines: Sequence[int], source: str) -> Array:
+    """Return a column as numbers: whole ones of at least 1, but for the time; NaN if left empty."""
+    is_time = column == _TIME
+    found = np.empty(len(cells))
+    for place, (cell, line) in enumerate(zip(cells, lines, strict=True)):
+        text = cell.strip()
+        try:
+            value = np.nan if is_time and not text else parse_number(text)
+        except ValueError:
+            value = -1.0
+        bad = not 0 < value <= _MAX_SIZE if is_time else not (value >= 1 and value == int(value))
+        if (bad and not np.isnan(value)) or value > _MAX_SIZE:
+            need = "a positive number of microseconds" if is_time else "a whole number from 1 on"
+            raise InvalidInputError(
+                f"{source}, line {line}: {column}={cell[:80]!r}; need {need}",
+                where=f"line {line}, {column}",
+            )
+        found[place] = value
+    return found
+
+
+# ---------------------------------------------------------------------------------- predicting
+
+
+def predict_kernels(table: KernelTable) -> tuple[KernelPrediction, ...]:
+    """Return what the planner says of every row, in order; measured times are not looked at."""
+    found: list[KernelPrediction | None] = [None] * len(table.rows)
+    for (gpu, *words), places in _groups(table).items():
+        try:
+            on = _device(gpu)
+            times = _PREDICT[table.op](on, words, {k: v[places] for k, v in table.sizes.items()})
+        except PlannerError as refused:
+            for place in places:
+                found[place] = KernelPrediction(None, "", False, str(refused))
+            continue
+        known = _known(table.op, on, words)
+        shapes = zip(*(table.sizes[name][places] for name in _SIZES[table.op]), strict=True)
+        for place, time_s, shape in zip(places, times, shapes, strict=True):
+            found[place] = KernelPrediction(float(time_s), _basis(on, words), shape in known)
+    return tuple(one for one in found if one is not None)
+
+
+def _groups(table: KernelTable) -> dict[tuple[str, ...], list[int]]:
+    """Return the rows of each device and kind."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    words = zip(*(table.column(name) for name in ("gpu", *_WORDS[table.op])), strict=True)
+    for place, key in enumerate(words):
+        groups.setdefault(tuple(word.strip() for word in key), []).append(place)
+    return groups
+
+
+def _device(gpu: str) -> Device:
+    name = gpu_model(gpu).device
+    if name is None:
+        raise InvalidInputError(
+            f"gpu={gpu!r} is {gpu_model(gpu).name}, which is no bundled device; see 'How to add a "
+            "device' in the documentation",
+            where="gpu",
+        )
+    return device(name)
+
+
+def _precision(word: str) -> Precision:
+    if word not in _DTYPES:
+        raise InvalidInputError(
+            f"dtype {word!r} is not known; need one of {', '.join(_DTYPES)}", where="dtype"
+        )
+    return _DTYPES[word]
+
+
+def _basis(on: Device, words: Sequence[str]) -> str:
+    return "derived" if on.tables and {*words} & {"mxfp8", "nvfp4"} else on.basis
+
+
+def _predict_gemm(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
+    return gemm_s(on, _precision(words[0]), sizes["m"], sizes["n"], sizes["k"])
+
+
+def _predict_attention(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
+    batch, seq_len, heads = (sizes[name] for name in ("batch_size", "seq_len", "num_heads"))
+    precision: Precision = "bf16" if "bf16" in on.peak_flop_per_s else "fp16"
+    return attention_s(
+        on,
+        precision,
+        2.0 * batch * heads * seq_len**2 * sizes["head_dim"],
+        seq_len=seq_len,
+        batch=batch,
+        num_heads=heads,
+        num_kv_heads=sizes["num_key_value_heads"],
+        head_dim=sizes["head_dim"],
+    )
+
+
+def _predict_layer(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
+    dtype, routing = words
+    num_experts, ep = sizes["num_experts"], sizes["moe_ep_size"]
+    if (num_experts % ep).any():
+        raise InvalidInputError("moe_ep_size must divide num_experts", where="moe_ep_size")
+    return expert_layer_s(
+        on,
+        _precision(dtype),
+        tokens=sizes["num_tokens"],
+        hidden_size=sizes["hidden_size"],
+        width=sizes["inter_size"] / sizes["moe_tp_size"],
+        top_k=sizes["topk"],
+        num_experts=num_experts,
+        ep=ep,
+        gated=is_gated(sizes["hidden_size"], sizes["inter_size"]),
+        routing=routing,
+    )
+
+
+_PREDICT: Final[dict[KernelOp, Callable[[Device, Sequence[str], dict[str, Array]], Array]]] = {
+    "gemm": _predict_gemm,
+    "attention": _predict_attention,
+    "moe_layer": _predict_layer,
+}
+
+
+def _known(op: KernelOp, on: Device, words: Sequence[str]) -> set[tuple[float, ...]]:
+    """Return the shapes that the device's own table holds."""
+    columns: Columns = read_table(on.tables, op) if on.tables else {}
+    if not columns:
+        return set()
+    mine = np.ones(len(columns[_TIME]), dtype=bool)
+    for name, word in zip(_WORDS[op], words, strict=True):
+        mine &= columns[name] == (TABLE_PRECISION[_DTYPES[word]] if word in _DTYPES else word)
+    return set(zip(*(columns[name][mine].astype(float) for name in _SIZES[op]), strict=True))
+
+
+# ------------------------------------------------------------------------------------- scoring
+
+
+def score_kernels(
+    table: KernelTable, predictions: Sequence[KernelPrediction]
+) -> tuple[KernelScore, ...]:
+    """Return errors by device and kind, and of all: unknown shapes first, known ones after."""
+    predicted = np.array([np.nan if p.time_s is None else p.time_s for p in predictions])
+    ratio = predicted / table.time_s
+    counts = np.isfinite(ratio)
+    if table.op == "gemm":
+        counts &= table.sizes["m"] >= _MIN_ROWS
+    known = np.array([p.is_known for p in predictions], dtype=bool)
+    scores: list[KernelScore] = []
+    for is_known in (False, True):
+        of_kind = counts & (known == is_known)
+        for (gpu, *words), places in _groups(table).items():
+            rows = [place for place in places if of_kind[place]]
+            kind = " ".join(word for word in words if word not in _DTYPES or table.op == "gemm")
+            scores += _score(_device(gpu).name if rows else gpu, kind, is_known, ratio[rows])
+        scores += _score("all", "all", is_known, ratio[of_kind])
+    return tuple(scores)
+
+
+def _score(name: str, kind: str, is_known: bool, ratio: Array) -> Iterator[KernelScore]:
+    if not len(ratio):
+        return
+    error = np.abs(ratio - 1.0)
+    yield KernelScore(
+        device=name,
+        kind=kind,
+        is_known=is_known,
+        num_rows=len(ratio),
+        median_error=float(np.median(error)),
+        ninetieth_error=float(np.percentile(error, 90)),
+        bias=float(np.median(ratio) - 1.0),
+    )
+
+
+def kernel_predictions_csv(table: KernelTable, predictions: Sequence[KernelPrediction]) -> str:
+    """Return the table with columns for the prediction, its basis and why there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    added = ("predicted_time_us", "basis", "skipped_reason")
+    kept = [place for place, name in enumerate(table.columns) if name not in added]
+    writer.writerow([*(table.columns[place] for place in kept), *added])
+    for row, one in zip(table.rows, predictions, strict=True):
+        time_us = "" if one.time_s is None else f"{one.time_s * 1e6:.6g}"
+        writer.writerow([*(row[place] for place in kept), time_us, one.basis, one.skipped_reason])
+    return text.getvalue()
