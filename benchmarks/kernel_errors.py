@@ -1,6 +1,6 @@
 """Errors of kernel times on shapes that were left out of the measured tables.
 
-    python -m benchmarks.kernel_errors [--op gemm|attention|moe_layer] [--folds 8]
+    python -m benchmarks.kernel_errors [--op gemm|attention|moe_layer] [--folds 8] [--device NAME]
 
 Every bundled table is cut into folds by shape: pairs of (n, k); combinations of batch, heads and
 key/value heads; of model, experts and ep. Each fold is predicted from the others, with all rows of
@@ -55,23 +55,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--op", choices=SHAPES, action="append")
     parser.add_argument("--folds", type=int, default=8)
+    parser.add_argument("--device", choices=device_names())
     arguments = parser.parse_args()
     for op in arguments.op or SHAPES:
         print(f"\n{op}: shapes left out, {arguments.folds} folds")
         print(f"{'device':16} {'kind':16} {'rows':>6} {'median':>8} {'90th':>8} {'bias':>8}")
         everything = []
-        for name, kind, ratio in left_out(op, arguments.folds):
+        for name, kind, ratio in left_out(op, arguments.folds, arguments.device):
             print(f"{name:16} {kind:16} {summary(ratio)}", flush=True)
             everything.append(ratio)
         print(f"{'all':16} {'':16} {summary(np.concatenate(everything))}")
 
 
-def left_out(op: KernelOp, folds: int) -> Iterator[tuple[str, str, Array]]:
+def left_out(op: KernelOp, folds: int, only: str | None = None) -> Iterator[tuple[str, str, Array]]:
     """Yield (device, kind, predicted over measured) of every table."""
     for name in device_names():
         on = device(name)
         columns = read_table(name, op) if on.basis == "measured" else {}
-        if not columns:
+        if not columns or only not in (None, name):
             continue
         kinds = columns[KINDS[op]]
         for kind in np.unique(kinds):

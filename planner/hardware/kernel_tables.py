@@ -35,6 +35,8 @@ from planner.hardware.surfaces import Smoothness, Surface, fit_surface
 from planner.plan import Precision
 
 __all__ = [
+    "KIND_COLUMNS",
+    "SIZE_COLUMNS",
     "SMOOTHNESS",
     "Columns",
     "KernelOp",
@@ -51,6 +53,21 @@ Array = NDArray[np.float64]
 Columns = Mapping[str, NDArray[np.str_]]
 LookUp = Callable[[Array, Array], Array]
 KernelOp = Literal["gemm", "attention", "moe_layer"]
+
+# What a table has columns for beside src and time_us: sizes, and words that tell kinds apart.
+SIZE_COLUMNS: Final[dict[KernelOp, tuple[str, ...]]] = {
+    "gemm": ("m", "n", "k"),
+    "attention": ("batch_size", "seq_len", "num_heads", "num_key_value_heads", "head_dim"),
+    "moe_layer": (
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
+        "moe_ep_size",
+    ),
+}  # fmt: skip
+KIND_COLUMNS: Final[dict[KernelOp, tuple[str, ...]]] = {
+    "gemm": ("dtype",),
+    "attention": (),
+    "moe_layer": ("moe_dtype", "distribution"),
+}
 
 SMOOTHNESS: Final[dict[KernelOp, Smoothness]] = {
     # Coordinates n and k, position m: one broad term; one for what a width n does at all depths

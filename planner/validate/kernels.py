@@ -20,14 +20,19 @@ from planner.errors import InvalidInputError, PlannerError
 from planner.hardware.devices import Device, device
 from planner.hardware.expert_layers import expert_layer_s, is_gated
 from planner.hardware.gpus import gpu_model
-from planner.hardware.kernel_tables import Columns, KernelOp, read_table
+from planner.hardware.kernel_tables import (
+    KIND_COLUMNS,
+    SIZE_COLUMNS,
+    Columns,
+    KernelOp,
+    read_table,
+)
 from planner.hardware.kernels import attention_s, gemm_s
 from planner.hardware.roofline import TABLE_PRECISION
 from planner.plan import Precision
 from planner.units import parse_number
 
 __all__ = [
-    "KERNEL_OPS",
     "KernelPrediction",
     "KernelScore",
     "KernelTable",
@@ -41,25 +46,10 @@ Array = NDArray[np.float64]
 
 _MAX_BYTES: Final = 1 << 28
 _MAX_SIZE: Final = 1 << 40
-_SRC: Final = "src"
 _TIME: Final = "time_us"
 # From here on a product is one of training: what bars are set for.
 _MIN_ROWS: Final = 1024
 
-_SIZES: Final[dict[KernelOp, tuple[str, ...]]] = {
-    "gemm": ("m", "n", "k"),
-    "attention": ("batch_size", "seq_len", "num_heads", "num_key_value_heads", "head_dim"),
-    "moe_layer": (
-        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
-        "moe_ep_size",
-    ),
-}  # fmt: skip
-_WORDS: Final[dict[KernelOp, tuple[str, ...]]] = {
-    "gemm": ("dtype",),
-    "attention": (),
-    "moe_layer": ("moe_dtype", "distribution"),
-}
-KERNEL_OPS: Final = tuple(_SIZES)
 _DTYPES: Final[dict[str, Precision]] = {
     "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8",
     "mxfp8": "mxfp8", "nvfp4": "nvfp4",
@@ -150,7 +140,7 @@ def read_kernels(content: bytes, *, op: KernelOp, source: str) -> KernelTable:
             f"{source}, line {reader.line_num}: is no CSV: {exc}", where=source
         ) from exc
     columns = tuple(lines[0][1]) if lines else ()
-    needed = ("gpu", *_WORDS[op], *_SIZES[op])
+    needed = ("gpu", *KIND_COLUMNS[op], *SIZE_COLUMNS[op])
     if missing := [name for name in needed if name not in columns]:
         raise InvalidInputError(
             f"{source}: has no column {', '.join(map(repr, missing))}; --op {op} needs "
@@ -173,7 +163,7 @@ def read_kernels(content: bytes, *, op: KernelOp, source: str) -> KernelTable:
     rows, numbers = tuple(cells for _, cells in lines[1:]), tuple(line for line, _ in lines[1:])
     read = {
         name: _numbers([row[columns.index(name)] for row in rows], name, numbers, source)
-        for name in (*_SIZES[op], *([_TIME] if _TIME in columns else []))
+        for name in (*SIZE_COLUMNS[op], *([_TIME] if _TIME in columns else []))
     }
     times = read.pop(_TIME, np.full(len(rows), np.nan)) * 1e-6
     return KernelTable(op, columns, rows, numbers, read, times)
@@ -235,7 +225,7 @@ def predict_kernels(table: KernelTable) -> tuple[KernelPrediction, ...]:
                 found[place] = KernelPrediction(None, "", False, str(refused))
             continue
         known = _known(table.op, on, words)
-        shapes = zip(*(table.sizes[name][places] for name in _SIZES[table.op]), strict=True)
+        shapes = zip(*(table.sizes[name][places] for name in SIZE_COLUMNS[table.op]), strict=True)
         for place, time_s, shape in zip(places, times, shapes, strict=True):
             found[place] = KernelPrediction(float(time_s), _basis(on, words), shape in known)
     return tuple(one for one in found if one is not None)
@@ -244,7 +234,7 @@ def predict_kernels(table: KernelTable) -> tuple[KernelPrediction, ...]:
 def _groups(table: KernelTable) -> dict[tuple[str, ...], list[int]]:
     """Return the rows of each device and kind."""
     groups: dict[tuple[str, ...], list[int]] = {}
-    words = zip(*(table.column(name) for name in ("gpu", *_WORDS[table.op])), strict=True)
+    words = zip(*(table.column(name) for name in ("gpu", *KIND_COLUMNS[table.op])), strict=True)
     for place, key in enumerate(words):
         groups.setdefault(tuple(word.strip() for word in key), []).append(place)
     return groups
@@ -324,9 +314,9 @@ def _known(op: KernelOp, on: Device, words: Sequence[str]) -> set[tuple[float, .
     if not columns:
         return set()
     mine = np.ones(len(columns[_TIME]), dtype=bool)
-    for name, word in zip(_WORDS[op], words, strict=True):
+    for name, word in zip(KIND_COLUMNS[op], words, strict=True):
         mine &= columns[name] == (TABLE_PRECISION[_DTYPES[word]] if word in _DTYPES else word)
-    return set(zip(*(columns[name][mine].astype(float) for name in _SIZES[op]), strict=True))
+    return set(zip(*(columns[name][mine].astype(float) for name in SIZE_COLUMNS[op]), strict=True))
 
 
 # ------------------------------------------------------------------------------------- scoring
