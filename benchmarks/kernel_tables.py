@@ -52,7 +52,7 @@ def table_of(table: KernelTable, name: str, op: KernelOp, src: str | None) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    rows = []
+    rows: list[list[str]] = []
     for row, time_s in zip(table.rows, table.time_s.tolist(), strict=True):
         cells = dict(zip(table.columns, row, strict=True))
         if time_s == time_s and is_device(cells["gpu"], name):
