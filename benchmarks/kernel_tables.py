@@ -60,7 +60,8 @@ def table_of(table: KernelTable, name: str, op: KernelOp, src: str | None) -> st
             rows.append([source, *(cells[column].strip() for column in columns[1:])])
     if not rows:
         sys.exit(f"kernel_tables: no timed row of {name}; its column gpu must name that device")
-    writer.writerows(sorted(rows, key=sizes))
+    rows.sort(key=sizes)
+    writer.writerows(rows)
     return text.getvalue()
 
 
