@@ -14,8 +14,8 @@ tokens sharded over tp go to their experts by all_to_all; dropless after an exch
 sized for the hottest rank, for which all wait (``training.expert_load``), or every expert's
 capacity. Attention is fused (no score matrix is stored or moved); in a window it does the window's
 flop alone, in packed documents theirs. Attention and feed-forward side by side share one gather and
-one scatter. A module for multi-token prediction is a projection, a layer of the last one's kind, and
-the embedding's lookup, head and loss once more.
+one scatter. A module for multi-token prediction is a projection, a layer of the last one's kind,
+and the embedding's lookup, head and loss once more.
 
 ZeRO-0 and 1 send a rank's gradients and parameters in buckets, once per step; ZeRO-2 and 3 are
 FSDP and send them block by block, for every micro-batch.
