@@ -66,4 +66,4 @@ def test_multi_token_prediction_beside_the_head_moves_layers_away_from_it() -> N
         modules: split_table(["dense"] * 12, [(4, 1)], costs, modules).layers for modules in (0, 2)
     }
     assert layers[0] == ((3, 3, 3, 3),)  # 3 layers and the head cost no more than 4 layers
-    assert layers[2] == ((3, 3, 3, 3), (4, 4, 3, 1))
+    assert layers[2] == ((3, 3, 3, 3), (3, 4, 4, 1))
