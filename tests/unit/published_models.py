@@ -41,8 +41,12 @@ PUBLISHED = {
     "Qwen--Qwen3-8B": Published(8.2e9, 1e8, "model card"),
     "Qwen--Qwen3-Coder-480B-A35B-Instruct": Published(480e9, 1e9, "model card", 35e9, 1e9),
     "Qwen2.5-VL-7B-Instruct": Published(7.61e9, 1e7, "Qwen2.5-7B model card: its language model"),
-    "XiaomiMiMo--MiMo-7B-Base": Published(7e9, 2e9, "arXiv 2505.07608: 7B"),
-    "deepseek-ai--DeepSeek-V3": Published(671e9, 1e9, "arXiv 2412.19437", 37e9, 2e9),
+    "XiaomiMiMo--MiMo-7B-Base": Published(
+        7_622_619_136, 1, "transformers: the paper says 7B alone"
+    ),
+    "deepseek-ai--DeepSeek-V3": Published(
+        671e9, 1e9, "arXiv 2412.19437", 37e9, 1e9, lookup_counted=False
+    ),
     # Trained on from V3.1, whose figures these are; the indexer adds 0.13 %.
     "deepseek-ai--DeepSeek-V3.2": Published(
         671e9, 1e9, "arXiv 2412.19437, of V3", 37e9, 1e9, lookup_counted=False
@@ -60,7 +64,7 @@ PUBLISHED = {
     "meta-llama--Meta-Llama-3.1-8B": Published(8.03e9, 1e7, "model card"),
     "microsoft_Phi-3-mini-4k-instruct": Published(3.8e9, 1e8, "arXiv 2404.14219"),
     "mistralai--Mixtral-8x22B-v0.1": Published(141e9, 1e9, "Mistral's announcement", 39e9, 1e9),
-    "mistralai--Mixtral-8x7B-v0.1": Published(47e9, 1e9, "arXiv 2401.04088", 13e9, 1e9),
+    "mistralai--Mixtral-8x7B-v0.1": Published(46.7e9, 1e8, "Mistral's announcement", 12.9e9, 1e8),
     "moonshotai--Kimi-K2-Instruct": Published(
         1e12, 1e11, "model card: 1T and 32B", 32e9, 1e9, lookup_counted=False
     ),

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from planner.model.blocks import (
     BLOCK_KINDS,
+    BlockKind,
     attention_flop_per_token,
     block_flop_per_token,
     block_kinds,
@@ -225,7 +226,8 @@ def test_every_kind_has_a_count():
 
 def test_a_module_for_multi_token_prediction_is_a_projection_and_a_layer_like_the_last():
     experts = MixtureOfExperts(num_experts=4, top_k=2, expert_hidden_size=24)
-    for moe_layers, last in (((2,), "moe"), ((1,), "dense")):
+    cases: tuple[tuple[tuple[int, ...], BlockKind], ...] = (((2,), "moe"), ((1,), "dense"))
+    for moe_layers, last in cases:
         model = small(experts=experts, moe_layers=moe_layers, num_mtp_modules=1)
         own = block_parameters(model, "mtp").total() - block_parameters(model, last).total()
         assert own == 2 * 64 * 64 + 3 * 64

@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
-from planner.model.blocks import block_parameters, mtp_parameter_count, num_blocks, parameter_count
+from planner.model.blocks import (
+    BlockKind,
+    block_parameters,
+    mtp_parameter_count,
+    num_blocks,
+    parameter_count,
+)
 from planner.model.families import FAMILIES
 from planner.model.huggingface import model_from_config
 from planner.model.reader import KEYS
@@ -116,7 +122,7 @@ def test_modules_for_multi_token_prediction_have_their_published_size(name, publ
     model = model_from_config(SAMPLES[name], name)
     assert model.num_mtp_modules == 1
     assert mtp_parameter_count(model) == pytest.approx(published, rel=rel)
-    layer = "moe" if model.experts else "dense"
+    layer: BlockKind = "moe" if model.experts else "dense"
     own = block_parameters(model, "mtp").total() - block_parameters(model, layer).total()
     assert own == 2 * model.hidden_size**2 + 3 * model.hidden_size
 

@@ -7,6 +7,7 @@ import pytest
 
 from planner.calibrate.measured import with_curves
 from planner.errors import InfeasiblePlanError, InvalidInputError, UnknownNameError
+from planner.model.bundled import load_model
 from planner.plan import MeasuredCurve, Plan, canonical_json
 from planner.planning import make_plan
 from planner.request import PlanRequest
@@ -157,6 +158,14 @@ def test_unknown_names_list_the_nearest() -> None:
         ({"nodes": 5000}, "from 1 to 4096"),
         ({"model": "gpt3-175b"}, "2048 learned positions"),
         ({"constraints": {"ep": 8}}, "has no experts"),
+        (
+            {"model": "deepseek-v3", "framework": "executor"},
+            "deepseek-v3: model.attention.kind='mla': it cuts plain heads alone; .*try one of",
+        ),
+        (
+            {"model": {**load_model("llama3-8b").model_dump(), "parallel_attention": True}},
+            "llama3-8b: model.parallel_attention=true: Megatron-LM's layer computes",
+        ),
         ({"constraints": {"virtual_stages": 13}}, "at most 12"),
         ({"constraints": {"tp": 4, "pp": 8, "dp": 9}}, "constraints.dp=9"),
         ({"constraints": {"tp": 8, "pp": 16, "cp": 2}}, "dropping tp or cp or pp|dropping tp"),
