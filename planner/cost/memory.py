@@ -194,14 +194,13 @@ def _activations(problem: Problem, c: Candidates) -> Column:
     with their gradients where they are gathered.
     """
     splits = problem.splits
-    counts, first = splits.counts[c.split], splits.first_rank[c.split]
-    kept = np.zeros(counts.shape[:2])
+    first = splits.first_rank[c.split]
+    kept = np.zeros(first.shape)
     transient = np.zeros(len(c))
     plain = c.with_recompute("none")
-    for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
-        kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
+    for kind in block_kinds(problem.model):
+        number = splits.counts[:, :, BLOCK_KINDS.index(kind)][c.split]
+        kept += number * activation_bytes(problem, c, kind)[:, None]
         if kind not in ("embedding", "head"):
             transient = np.maximum(transient, activation_bytes(problem, plain, kind))
     held = in_flight(
@@ -224,7 +223,7 @@ def _logits(problem: Problem, c: Candidates) -> Column:
     """
     size = tokens(problem, c) * problem.model.vocab_size / c.tp
     ends = [BLOCK_KINDS.index("mtp"), BLOCK_KINDS.index("head")]
-    head = problem.splits.counts[c.split][:, :, ends].sum(axis=2)
+    head = problem.splits.counts[:, :, ends].sum(axis=2)[c.split]
     beta = weight_bytes(problem.training)
     return head * (size * (beta + max(4, beta)))[:, None]
 

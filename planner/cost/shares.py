@@ -4,7 +4,13 @@ import numpy as np
 
 from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
-from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
+from planner.model.blocks import (
+    BLOCK_KINDS,
+    BlockKind,
+    block_kinds,
+    block_parameters,
+    has_experts,
+)
 from planner.model.spec import ModelSpec
 
 __all__ = ["block_share", "exchanges_embedding", "fullest_profile", "rank_parameters", "shards"]
@@ -32,15 +38,14 @@ def exchanges_embedding(model: ModelSpec) -> bool:
 
 def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
     """Return (dense, expert) parameters per rank of every profile, shape [rows, profiles]."""
-    counts = problem.splits.counts[c.split]
-    dense = np.zeros(counts.shape[:2])
-    experts = np.zeros(counts.shape[:2])
-    for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
+    shape = len(c), problem.splits.counts.shape[1]
+    dense, experts = np.zeros(shape), np.zeros(shape)
+    for kind in block_kinds(problem.model):
+        number = problem.splits.counts[:, :, BLOCK_KINDS.index(kind)][c.split]
         dense_share, expert_share = block_share(problem, c, kind)
-        dense += counts[:, :, index] * dense_share[:, None]
-        experts += counts[:, :, index] * expert_share[:, None]
+        dense += number * dense_share[:, None]
+        if has_experts(problem.model, kind):
+            experts += number * expert_share[:, None]
     return dense, experts
 
 

@@ -48,7 +48,7 @@ def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] |
     if model.parallel_attention:
         return "model.parallel_attention", (
             "true: Megatron-LM's layer computes attention and then the feed-forward, never both "
-            "from the same input; try a model whose layers do, or a spec with false (another model)"
+            "from the same input; try a model whose halves of a layer follow each other"
         )
     if window is not None and window.kind == "chunked" and window.size < training.seq_len:
         return "model.window.kind", (
