@@ -52,6 +52,7 @@ __all__ = [
     "MemoryParts",
     "Method",
     "ModelSummary",
+    "Packing",
     "Phase",
     "Pipeline",
     "PlacementOption",

@@ -398,8 +398,8 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
 
     Rules as in transformers' modeling files: ``first_k_dense_replace`` and ``moe_layer_freq``
     (DeepSeek), ``decoder_sparse_step`` and ``mlp_only_layers`` (Qwen),
-    ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_frequency`` (Arctic),
-    ``expert_layer_period`` and ``_offset`` (Jamba).
+    ``mlp_layer_types`` (GLM), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_frequency``
+    (Arctic), ``expert_layer_period`` and ``_offset`` (Jamba).
     """
     first = _rule(reader, "first_k_dense_replace", 0)
     dense = set(reader.integers("mlp_only_layers") or ())
@@ -408,6 +408,9 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
         raise reader.refusal(
             "moe_layer_freq", f"has {len(mask)} entries; need one for each of {num_layers} layers"
         )
+    sparse = reader.strings("mlp_layer_types")
+    if sparse:
+        _check_one_each(reader, "mlp_layer_types", len(sparse), num_layers)
     every = 1 if mask is not None else _rule(reader, "moe_layer_freq", 1, at_least=1)
     step = _rule(reader, "decoder_sparse_step", 1, at_least=1)
     interleave = _rule(reader, "interleave_moe_layer_step", 1, at_least=1)
@@ -420,6 +423,7 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
         if i >= first
         and i not in dense
         and (mask is None or mask[i])
+        and (not sparse or sparse[i] == "sparse")
         and i % every == 0
         and (i + 1) % step == 0
         and (i + 1) % interleave == 0

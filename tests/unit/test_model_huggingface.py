@@ -448,6 +448,7 @@ def test_wrong_value_is_refused_with_its_path(changes, key, word):
         ({"mlp_only_layers": [-1]}, "mlp_only_layers", "integers from 0"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step", "from 1"),
         ({"moe_layer_freq": [1]}, "moe_layer_freq", "has 1 entries"),
+        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types", "has 1 entries"),
     ],
 )
 def test_wrong_experts_are_refused_with_their_path(changes, key, word):
@@ -511,6 +512,8 @@ def test_sizes_that_are_each_possible_but_not_together_are_refused():
         ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, (1, 5, 7)),
         ({"interleave_moe_layer_step": 4}, (3, 7)),
         ({"expert_layer_period": 4, "expert_layer_offset": 1}, (1, 5)),
+        ({"moe_layer_frequency": 3}, (2, 5)),
+        ({"mlp_layer_types": ["dense"] * 5 + ["sparse"] * 3}, (5, 6, 7)),
         ({}, tuple(range(8))),
     ],
 )

@@ -54,7 +54,11 @@ def transformers_count(config: dict[str, Any]) -> Counted:
 def _known_to_transformers(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return (model_type, keys), with names and defaults that transformers understands."""
     left_out = ("model_type", "quantization_config", "auto_map", "architectures")
-    values = {k: v for k, v in config.items() if k not in left_out and v is not None}
+    values = {
+        key: value
+        for key, value in config.items()
+        if key not in left_out and (value is not None or key == "q_lora_rank")
+    }
     model_type = config["model_type"]
     if model_type == "qwen2_5_vl":  # positions in images have no parameters
         values.pop("rope_scaling")
