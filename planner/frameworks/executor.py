@@ -40,8 +40,8 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         )
     if training.packing is not None:
         return "training.packing", (
-            "given: the executor's attention does not stop at the ends of documents; leave it out, or "
-            "framework='megatron'"
+            "given: the executor's attention does not stop at the ends of documents; leave it "
+            "out, or framework='megatron'"
         )
     return None
 
