@@ -370,6 +370,8 @@ def _bucket_elements(plan: Plan) -> int:
 def _megatron_omissions(plan: Plan) -> Iterator[str]:
     """Yield what the plan decides and Megatron has no argument for."""
     sharding = plan.sharding
+    if plan.training.packing is not None:
+        yield "packing documents into sequences is your data's, in $MODEL_AND_DATA_ARGS"
     if plan.training.precision == "fp64":
         yield "precision fp64 is left out: Megatron does not train in it"
     if plan.pipeline.schedule == "gpipe":

@@ -197,6 +197,8 @@ def test_packed_documents_are_planned_with_their_own_attention(run: Run, tmp_pat
     # (1024**3 + 12 * 256**3) / (1024**2 + 12 * 256**2) tokens
     assert any("over 695 tokens" in line for line in packed.assumptions)
     assert not any("packed" in line for line in whole.assumptions)
+    assert "packing documents" in "".join(launch_notes(packed))
+    assert "packing documents" not in "".join(launch_notes(whole))
     assert "packing" not in json.loads(whole.model_dump_json())["training"]
     for wrong, said in (
         ({"lengths": [9000], "counts": [1]}, "9000 tokens, but a sequence holds seq_len=8192"),
