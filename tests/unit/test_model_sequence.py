@@ -1,7 +1,7 @@
 """Keys that queries see, against counting them one by one."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ WINDOWS = st.none() | st.builds(
 )
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6), window=WINDOWS)
 def test_keys_per_query_are_those_counted_one_by_one(lengths, window):
     """But for half a pair for every query that sees one more than the last, as published."""
@@ -49,6 +50,7 @@ def test_a_window_of_128_in_8192_tokens_is_within_a_thousandth_of_the_sum_over_p
     assert attended(8192, window=window).keys_per_query < 128
 
 
+@settings(deadline=None)
 @given(seq_len=st.integers(1, 4096), size=st.integers(1, 8192))
 def test_a_window_never_shows_more_and_a_wide_one_all(seq_len, size):
     full = attended(seq_len)
@@ -60,6 +62,7 @@ def test_a_window_never_shows_more_and_a_wide_one_all(seq_len, size):
         assert (narrow == full) == (size >= seq_len or (size == 1 == seq_len))
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 4096), min_size=1, max_size=5, unique=True),
     data=st.data(),
