@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from planner.model.blocks import BlockKind
 from planner.model.spec import ModelSpec
 from planner.plan import Document
 from planner.topology.document import TopologyDocument
@@ -152,6 +153,8 @@ class ModelView(Document):
     name: str
     num_params: int
     num_active_params: int
+    num_mtp_params: int = Field(description="of multi-token prediction, beside num_params")
+    num_blocks: dict[BlockKind, int] = Field(description="in forward order")
     spec: ModelSpec
 
 

@@ -28,7 +28,7 @@ from planner.cost.step import price
 from planner.errors import PlannerError
 from planner.hardware.devices import device
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
-from planner.model.blocks import block_flop_per_token, layer_kinds
+from planner.model.blocks import block_flop_per_token, block_kinds, layer_kinds
 from planner.model.spec import Attention, FeedForward, ModelSpec
 from planner.pipeline.partition import split_table
 from planner.plan import TrainingSpec
@@ -91,7 +91,7 @@ def predicted_s(row: Row, gpu: str) -> float:
     model = model_of(row)
     training = TrainingSpec(global_batch_size=batch, seq_len=int(row["seq_len"]))
     fabric = fabric_of(row, gpu, n_gpus)
-    kinds = ("embedding", "head", *set(layer_kinds(model)))
+    kinds = block_kinds(model)
     costs = {kind: block_flop_per_token(model, kind, training.seq_len) for kind in kinds}
     problem = Problem(
         model=model,

@@ -68,6 +68,10 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
         if getattr(sharding, flag):
             yield f"sharding.{flag}=true"
     yield from _unsupported_sequence(plan)
+    if plan.training.packing is not None:
+        yield "training.packing (attention does not stop at the ends of documents)"
+    if plan.model.num_mtp_modules:
+        yield f"model.num_mtp_modules={plan.model.num_mtp_modules}"
     if plan.recompute == "selective":
         yield "recompute='selective'"
     if plan.training.precision in ("fp16", "fp8", "mxfp8", "nvfp4"):

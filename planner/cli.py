@@ -231,6 +231,10 @@ def plan(
     ] = None,
     expert_counts: ExpertCounts = None,
     expert_zipf: ExpertZipf = None,
+    packing: Annotated[
+        str | None,
+        typer.Option(help='JSON file with the documents in a sequence: {"lengths", "counts"}.'),
+    ] = None,
     request: RequestFile = None,
     as_json: JsonFlag = False,
     output: Output = None,
@@ -250,6 +254,7 @@ def plan(
             "precision": precision,
             "optimizer": optimizer,
             "expert_load": _expert_load(expert_counts, expert_zipf),
+            "packing": None if packing is None else _read_json(packing),
         },
         constraints=dict(map(_constraint, constraint or [])),
     )

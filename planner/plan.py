@@ -52,6 +52,7 @@ __all__ = [
     "MemoryParts",
     "Method",
     "ModelSummary",
+    "Packing",
     "Phase",
     "Pipeline",
     "PlacementOption",
@@ -251,6 +252,30 @@ class ExpertLoad(Document):
         return self
 
 
+class Packing(Document):
+    """Lengths of the documents that fill the sequences; a token attends within its own alone.
+
+    ``counts[i]`` documents have ``lengths[i]`` tokens, as they lie in a sequence: one that is cut
+    at its end counts as two. Only the proportions of the counts matter.
+    """
+
+    lengths: tuple[Annotated[int, Field(ge=1, le=16_777_216)], ...] = Field(
+        min_length=1, max_length=65_536, description="tokens"
+    )
+    counts: tuple[Annotated[int, Field(ge=1, le=10**15)], ...] = Field(
+        min_length=1, max_length=65_536, description="documents of each length"
+    )
+
+    @model_validator(mode="after")
+    def _one_count_each(self) -> "Packing":
+        if len(self.lengths) != len(self.counts):
+            raise ValueError(
+                f"{len(self.lengths)} lengths but {len(self.counts)} counts; need one count for "
+                "each length"
+            )
+        return self
+
+
 class TrainingSpec(Document):
     """One optimizer step: how many sequences, how long, in which numbers."""
 
@@ -270,6 +295,21 @@ class TrainingSpec(Document):
         exclude_if=lambda load: load is None,
         description="of a model with experts; null = even",
     )
+    packing: Packing | None = Field(
+        default=None,
+        exclude_if=lambda packing: packing is None,
+        description="documents in a sequence; null = one as long as the sequence",
+    )
+
+    @model_validator(mode="after")
+    def _documents_fit(self) -> "TrainingSpec":
+        longest = max(self.packing.lengths) if self.packing else 0
+        if longest > self.seq_len:
+            raise ValueError(
+                f"packing.lengths: {longest} tokens, but a sequence holds seq_len={self.seq_len}; "
+                "cut longer documents at that length, or give a longer seq_len"
+            )
+        return self
 
 
 class ModelSummary(Document):
@@ -281,6 +321,9 @@ class ModelSummary(Document):
     vocab_size: int = Field(ge=1)
     num_params: int = Field(ge=1)
     num_active_params: int = Field(ge=1)
+    num_mtp_modules: int = Field(
+        default=0, ge=0, exclude_if=lambda n: n == 0, description="beside the parameters above"
+    )
     fingerprint: str
 
 

@@ -14,6 +14,7 @@ from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
 from planner.cost.expert_traffic import load_assumptions
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
+from planner.model.sequence import attended
 from planner.plan import (
     Calibration,
     CollectiveChoice,
@@ -21,6 +22,7 @@ from planner.plan import (
     Plan,
     Provenance,
     RankRule,
+    TrainingSpec,
     Waiting,
     document_hash,
 )
@@ -185,9 +187,20 @@ def _waiting(
     )
 
 
+def _packing_assumptions(training: TrainingSpec) -> Iterator[str]:
+    if training.packing is not None:
+        length = attended(training.seq_len, training.packing).kernel_length
+        yield (
+            "documents are packed in every sequence as given; attention does their own flop alone, "
+            f"as efficiently as over {length:,.0f} tokens, their mean length weighted with flop, "
+            "and every rank has an equal share"
+        )
+
+
 def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from resolved.model.assumptions
     yield from _ASSUMPTIONS
+    yield from _packing_assumptions(resolved.request.training)
     yield from load_assumptions(fastest.problem, fastest.ranking.candidates.take(slice(1)))
     yield from resolved.assumptions
     fabric, topology = fastest.problem.fabric, resolved.topology

@@ -7,9 +7,9 @@ from planner.calibrate.apply import calibrated_fabric
 from planner.cost.expert_load import expert_shares
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError
-from planner.frameworks import refused_training
+from planner.frameworks import refused_model, refused_training
 from planner.hardware.devices import Device, custom_device, device
-from planner.model.blocks import block_flop_per_token, layer_kinds
+from planner.model.blocks import block_flop_per_token, block_kinds, layer_kinds
 from planner.model.bundled import load_model
 from planner.model.huggingface import model_from_config
 from planner.model.spec import ModelSpec
@@ -147,9 +147,12 @@ def build_problem(
             layer_kinds(model),
             pipelines(model, prior.num_gpus, request.constraints),
             {
-                kind: block_flop_per_token(model, kind, request.training.seq_len)
-                for kind in ("embedding", "head", *set(layer_kinds(model)))
+                kind: block_flop_per_token(
+                    model, kind, request.training.seq_len, request.training.packing
+                )
+                for kind in block_kinds(model)
             },
+            model.num_mtp_modules,
         ),
         framework=request.framework,
         **scales,
@@ -202,6 +205,9 @@ def _check_training(model: ModelSpec, request: PlanRequest) -> None:
     if refused := refused_training(request.framework, request.training):
         where, why = refused
         raise InvalidInputError(f"{where}={why}", where=where)
+    if refused := refused_model(request.framework, model, request.training):
+        where, why = refused
+        raise InvalidInputError(f"{model.name}: {where}={why}", where=where)
     capacity = request.training.expert_capacity
     if capacity is not None and model.experts is None:
         raise InvalidInputError(
@@ -219,7 +225,7 @@ def _check_training(model: ModelSpec, request: PlanRequest) -> None:
             "out",
             where="training.expert_load",
         )
-    expert_shares(model.experts, layer_kinds(model).count("moe"), load)
+    expert_shares(model.experts, len(model.moe_layers), load)
 
 
 def _check_precision(hardware: Device, request: PlanRequest) -> None:

@@ -249,7 +249,7 @@ def _recompute(plan: Plan) -> str:
 
 def _has_experts(plan: Plan) -> bool:
     active = plan.model.num_active_params
-    return active < plan.model.num_params or any(op.block == "moe" for op in plan.ops)
+    return active < plan.model.num_params or any(op.block.startswith("moe") for op in plan.ops)
 
 
 # -------------------------------------------------------------------------------- Megatron-LM
@@ -288,8 +288,8 @@ def _megatron_arguments(plan: Plan) -> Iterator[str]:
 def _degree_arguments(plan: Plan) -> Iterator[str]:
     """Yield the degrees and the stages.
 
-    Letters as in Megatron's docs on custom pipeline layouts: E embedding, t decoder layer, L loss,
-    | between stages.
+    Letters as in Megatron's docs on custom pipeline layouts: E embedding, t decoder layer, m module
+    for multi-token prediction, L loss, | between stages.
     """
     layout = plan.layout
     yield f"--tensor-model-parallel-size {layout.tp}"
@@ -308,9 +308,13 @@ def _degree_arguments(plan: Plan) -> Iterator[str]:
         policy = {"probability": "probs", "position": "position"}[capacity.drop]
         yield f"--moe-expert-capacity-factor {capacity.factor:g} --moe-pad-expert-input-to-capacity"
         yield f"--moe-token-drop-policy {policy}"
+    if plan.model.num_mtp_modules:
+        yield f"--mtp-num-layers {plan.model.num_mtp_modules}"
     if layout.pp > 1:
         stages = "|".join(
-            "E" * stage.embedding + "t" * stage.num_layers + "L" * stage.head
+            "E" * stage.embedding
+            + "t" * stage.num_layers
+            + ("m" * plan.model.num_mtp_modules + "L") * stage.head
             for stage in plan.pipeline.stages
         )
         yield f"--pipeline-model-parallel-layout '{stages}'"
@@ -368,6 +372,8 @@ def _bucket_elements(plan: Plan) -> int:
 def _megatron_omissions(plan: Plan) -> Iterator[str]:
     """Yield what the plan decides and Megatron has no argument for."""
     sharding = plan.sharding
+    if plan.training.packing is not None:
+        yield "packing documents into sequences is your data's, in $MODEL_AND_DATA_ARGS"
     if plan.training.precision == "fp64":
         yield "precision fp64 is left out: Megatron does not train in it"
     if plan.pipeline.schedule == "gpipe":

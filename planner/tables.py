@@ -16,7 +16,14 @@ from planner.cost.compression import BASIS, NEEDS, Compared, why_not
 from planner.cost.expert_strategies import BreakEven, Strategy
 from planner.cost.expert_traffic import Exits
 from planner.layout.groups import Group
-from planner.model.blocks import parameter_count
+from planner.model.blocks import (
+    BlockKind,
+    block_flop_per_token,
+    block_parameters,
+    mtp_parameter_count,
+    num_blocks,
+    parameter_count,
+)
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
 from planner.summary import (
@@ -62,6 +69,7 @@ _BAR_WIDTH: Final = 36
 _WIDE: Final = 110
 _SIZES_A_TABLE: Final = 9
 _MAX_VALUE_LENGTH: Final = 100
+_SHOWN_SEQ_LEN: Final = 4096
 # Those that would be empty for every level are left out.
 _LEVEL_COLUMNS: Final[dict[str, Callable[[Level], str]]] = {
     "level": lambda level: escape(level.name),
@@ -194,7 +202,9 @@ def show_degraded(out: Console, before: Fabric, after: Fabric) -> None:
 
 def show_models(out: Console, specs: Mapping[str, ModelSpec]) -> None:
     """Print one line for each model."""
-    table = _table("name", "parameters>", "active>", "layers>", "hidden size>", "experts>")
+    table = _table(
+        "name", "parameters>", "active>", "layers>", "hidden size>", "experts>", "blocks"
+    )
     for name, spec in specs.items():
         table.add_row(
             escape(name),
@@ -203,14 +213,31 @@ def show_models(out: Console, specs: Mapping[str, ModelSpec]) -> None:
             str(spec.num_layers),
             str(spec.hidden_size),
             "" if spec.experts is None else f"{spec.experts.top_k} of {spec.experts.num_experts}",
+            ", ".join(f"{number} {kind}" for kind, number in _layers(spec)),
         )
     out.print(table)
 
 
+def _layers(spec: ModelSpec) -> list[tuple[BlockKind, int]]:
+    """Return how many blocks there are of each kind, but for the two ends."""
+    return [(k, n) for k, n in num_blocks(spec).items() if k not in ("embedding", "head")]
+
+
 def show_model(out: Console, spec: ModelSpec) -> None:
-    """Print the fields of a model."""
+    """Print the blocks and the fields of a model."""
     title = f"{spec.name}: {format_count(parameter_count(spec))} parameters"
+    if spec.experts is not None:
+        title += f", {format_count(parameter_count(spec, active=True))} active"
+    if spec.num_mtp_modules:
+        title += f"; {format_count(mtp_parameter_count(spec))} more for multi-token prediction"
     out.print(title, style="bold", markup=False)
+    table = _table("block", "number>", "parameters of one>", "forward GFLOP per token>")
+    for kind, number in num_blocks(spec).items():
+        flop = block_flop_per_token(spec, kind, _SHOWN_SEQ_LEN)
+        parameters = format_count(block_parameters(spec, kind).total())
+        table.add_row(kind, str(number), parameters, f"{flop / 1e9:,.3g}")
+    out.print(table)
+    out.print(f"flop with sequences of {_SHOWN_SEQ_LEN:,} tokens", markup=False)
     table = _table("field", "value")
     for field, value in spec.model_dump(mode="json", exclude={"name", "assumptions"}).items():
         text = json.dumps(value)

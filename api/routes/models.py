@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from api.schemas import ModelView
-from planner.model.blocks import parameter_count
+from planner.model.blocks import mtp_parameter_count, num_blocks, parameter_count
 from planner.model.bundled import load_model, model_names
 
 __all__ = ["router"]
@@ -29,5 +29,7 @@ def _view(name: str) -> ModelView:
         name=name,
         num_params=parameter_count(spec),
         num_active_params=parameter_count(spec, active=True),
+        num_mtp_params=mtp_parameter_count(spec),
+        num_blocks=num_blocks(spec),
         spec=spec,
     )

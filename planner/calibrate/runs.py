@@ -138,7 +138,7 @@ def _check_speed(measured: Measured) -> None:
     problem, plan = measured.problem, measured.plan
     training = plan.training
     num_tokens = training.global_batch_size * training.seq_len
-    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len)
+    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len, training.packing)
     peak = problem.device.peak_flop_per_s[training.precision] * plan.layout.world_size
     if problem.fabric.cores_per_node:
         peak *= _FASTER_CORE

@@ -30,7 +30,6 @@ from planner.cost.work import Communication, Gemm, Op, block_work, routed_rows, 
 from planner.errors import InvalidInputError
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import axis_group
-from planner.model.blocks import layer_kinds
 from planner.model.spec import MixtureOfExperts
 from planner.plan import Collective, ExpertCapacity
 
@@ -155,8 +154,7 @@ def compare_strategies(problem: Problem, c: Candidates) -> tuple[Strategy, ...]:
 
 def _worst_shares(problem: Problem, moe: MixtureOfExperts, ep: int) -> Column:
     """Return the shares of the layer whose hottest rank is the hottest, shape [experts]."""
-    layers = layer_kinds(problem.model).count("moe")
-    shares = expert_shares(moe, layers, problem.training.expert_load)
+    shares = expert_shares(moe, len(problem.model.moe_layers), problem.training.expert_load)
     worst: Column = shares[rank_loads(shares, ep).max(axis=1).argmax()]
     return worst
 

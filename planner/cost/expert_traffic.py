@@ -23,7 +23,6 @@ from planner.cost.rates import calls_of, rate_of
 from planner.cost.work import expert_skews, routed_rows, sharded_tokens
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, inner_group, outer_group
-from planner.model.blocks import layer_kinds
 from planner.plan import ExpertLoad, Method
 from planner.topology.fabric import NETWORK_KINDS, Fabric
 
@@ -249,7 +248,7 @@ def load_assumptions(problem: Problem, c: Candidates) -> Iterator[str]:
         )
     if capacity is None:
         return
-    shares = expert_shares(moe, layer_kinds(problem.model).count("moe"), load)
+    shares = expert_shares(moe, len(problem.model.moe_layers), load)
     tokens, rows = sharded_tokens(problem, c), routed_rows(problem, c)
     dropped = dropped_share(shares, moe.top_k, float(tokens[0]), float(rows[0]) / moe.num_experts)
     blow_up = moe.num_experts * float(shares.max(axis=1).mean())

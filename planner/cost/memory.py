@@ -16,7 +16,7 @@ from planner.cost.shares import block_share, rank_parameters, shards
 from planner.cost.work import expert_skews, key_value_bytes, routed_rows, sharded_tokens, tokens
 from planner.frameworks import keeps_gathered_inputs
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
-from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
+from planner.model.blocks import BLOCK_KINDS, BlockKind, block_kinds, has_experts
 from planner.model.spec import LatentAttention
 from planner.pipeline.laws import in_flight
 
@@ -103,16 +103,22 @@ def activation_bytes(
     read = np.where(kept_whole, tokens(problem, c), outside)
     if kind == "embedding":
         return np.zeros(len(c))
-    if kind == "head":  # its norm's input and output
-        return h * beta * (outside + read)
-    norm_out = h * beta * (read + read)
-    norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
+    head = h * beta * (outside + read)  # its norm's input and output
+    if kind == "head":
+        return head
+    # Norms before a half read its input; those behind one, its output, and theirs is not kept. The
+    # halves of a parallel layer have one input.
+    before, behind = min(model.layer_norms, 2), max(model.layer_norms - 2, 0)
+    inputs = 1 if model.parallel_attention else 2
+    norm_out = before * h * beta * read
+    norm_in = (inputs + behind) * h * beta * outside + (2 * h * outside if dropout else 0)
     attention = _attention_bytes(problem, c, inside, outside)
     if not fused_attention:
         attention = attention - 4 * model.attention.num_heads * inside
         attention = attention + 5 * model.attention.num_heads * problem.training.seq_len * inside
-    if kind == "moe" and model.experts is not None:
+    if has_experts(model, kind):
         moe = model.experts
+        assert moe is not None, "has_experts says so"
         width, gated = moe.shared_hidden_size, moe.gated
         of_shared = np.where(kept_whole & (width > 0), read, 0)
         norm_out = h * beta * (read + outside + of_shared)
@@ -129,7 +135,10 @@ def activation_bytes(
     redone = norm_out + routed_out
     kept = norm_in + norm_out + attention + feed_forward
     kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
-    return np.where(c.recompute == _FULL, h * beta * outside, kept)
+    kept = np.where(c.recompute == _FULL, h * beta * outside, kept)
+    if kind == "mtp":  # two norms' inputs, what they put together, and the head once more
+        kept = kept + np.where(c.recompute == _FULL, 2, 4) * h * beta * outside + head
+    return kept
 
 
 def _attention_bytes(problem: Problem, c: Candidates, inside: Column, outside: Column) -> Column:
@@ -138,9 +147,21 @@ def _attention_bytes(problem: Problem, c: Candidates, inside: Column, outside: C
         qk = a.qk_nope_head_dim + a.qk_rope_head_dim
         heads = a.num_heads * (2 * qk + 2 * a.v_head_dim)
         latent = (a.q_lora_rank or 0) + a.kv_lora_rank + a.qk_rope_head_dim
-        return (heads * beta + 4 * a.num_heads) * inside + latent * beta * outside
+        kept = (heads * beta + 4 * a.num_heads) * inside + latent * beta * outside
+        return kept + _indexer_bytes(problem, c)
     kv = 2 * np.maximum(a.num_kv_heads, c.tp) * a.head_dim
     return ((2 * a.num_heads * a.head_dim + kv) * beta + 4 * a.num_heads) * inside
+
+
+def _indexer_bytes(problem: Problem, c: Candidates) -> Column:
+    """Return what a sparse-attention indexer keeps: its heads and, gathered, what they read."""
+    a = problem.model.attention
+    if not isinstance(a, LatentAttention) or a.indexer is None:
+        return np.zeros(len(c))
+    heads = a.indexer.num_heads * (a.indexer.head_dim + 1) + a.indexer.head_dim
+    read = problem.model.hidden_size + (a.q_lora_rank or 0)
+    kept = heads + np.where(c.sequence_parallel, read, 0)
+    return tokens(problem, c) * kept * weight_bytes(problem.training)
 
 
 def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int) -> Column:
@@ -158,8 +179,7 @@ def _gathered(problem: Problem, c: Candidates) -> Column:
     ZeRO-3 gathers the unit in use and the next; ZeRO-2 and 3 hold a unit's gradients whole until
     they are scattered.
     """
-    kinds = set(layer_kinds(problem.model)) | {"embedding", "head"}
-    units = [np.add(*block_share(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
+    units = [np.add(*block_share(problem, c, kind)) for kind in block_kinds(problem.model)]
     largest = np.max(units, axis=0)
     several = (shards(c) > 1) | ((c.edp > 1) & (problem.model.experts is not None))
     weights = np.where(several & (c.zero_stage == 3), 2 * weight_bytes(problem.training), 0)
@@ -174,15 +194,14 @@ def _activations(problem: Problem, c: Candidates) -> Column:
     with their gradients where they are gathered.
     """
     splits = problem.splits
-    counts, first = splits.counts[c.split], splits.first_rank[c.split]
-    kept = np.zeros(counts.shape[:2])
+    first = splits.first_rank[c.split]
+    kept = np.zeros(first.shape)
     transient = np.zeros(len(c))
     plain = c.with_recompute("none")
-    for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
-        kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
-        if kind in ("dense", "moe"):
+    for kind in block_kinds(problem.model):
+        number = splits.counts[:, :, BLOCK_KINDS.index(kind)][c.split]
+        kept += number * activation_bytes(problem, c, kind)[:, None]
+        if kind not in ("embedding", "head"):
             transient = np.maximum(transient, activation_bytes(problem, plain, kind))
     held = in_flight(
         c.schedule[:, None],
@@ -198,9 +217,13 @@ def _activations(problem: Problem, c: Candidates) -> Column:
 
 
 def _logits(problem: Problem, c: Candidates) -> Column:
-    """Return logits and their copy, fp32 at least, where the head is: [rows, profiles]."""
+    """Return logits and their copy, fp32 at least, where the head is: [rows, profiles].
+
+    Every module for multi-token prediction beside it has as many.
+    """
     size = tokens(problem, c) * problem.model.vocab_size / c.tp
-    head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
+    ends = [BLOCK_KINDS.index("mtp"), BLOCK_KINDS.index("head")]
+    head = problem.splits.counts[:, :, ends].sum(axis=2)[c.split]
     beta = weight_bytes(problem.training)
     return head * (size * (beta + max(4, beta)))[:, None]
 

@@ -37,6 +37,7 @@ BLOCK_OVERLAPS: Final[dict[str, tuple[str, ...]]] = {
     "attention_tp_regather": ("attention_q", "attention_kv", "attention_qkv"),
     "ffn_tp_regather": ("ffn_up",),
     "shared_expert_tp_regather": ("shared_expert_up",),
+    "mtp_tp_regather": ("mtp_projection",),
     "head_tp_regather": ("head",),
     "cp_ring": ("attention_core",),
 }

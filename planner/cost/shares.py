@@ -4,38 +4,48 @@ import numpy as np
 
 from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
-from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
+from planner.model.blocks import (
+    BLOCK_KINDS,
+    BlockKind,
+    block_kinds,
+    block_parameters,
+    has_experts,
+)
+from planner.model.spec import ModelSpec
 
-__all__ = ["block_share", "fullest_profile", "rank_parameters", "shards"]
+__all__ = ["block_share", "exchanges_embedding", "fullest_profile", "rank_parameters", "shards"]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
     """Return (dense, expert) parameters of one block on one rank before dp sharding, [rows].
 
-    With tied embeddings and several stages the last one holds a copy of the vocabulary matrix.
+    With several stages the last one holds a copy of the embedding where its head is tied to it, or
+    looks tokens up for multi-token prediction.
     """
-    if kind == "moe" and problem.model.experts is None:
-        return np.zeros(len(c)), np.zeros(len(c))
-    block = block_parameters(problem.model, kind)
-    vocabulary = block.vocabulary * np.ones(len(c))
-    if kind == "head" and problem.model.tied_embeddings:
-        copy = block_parameters(problem.model, "embedding").vocabulary
-        vocabulary = np.where(c.pp > 1, copy, 0)
-    dense = (block.attention + block.feed_forward + vocabulary) / c.tp + block.replicated
-    return dense, block.experts / (c.etp * c.ep)
+    model, block = problem.model, block_parameters(problem.model, kind)
+    split = (block.attention + block.feed_forward + block.projection + block.vocabulary) / c.tp
+    if kind == "head" and exchanges_embedding(model):
+        split = split + np.where(
+            c.pp > 1, block_parameters(model, "embedding").vocabulary / c.tp, 0
+        )
+    return split + block.whole + block.replicated, block.experts / (c.etp * c.ep)
+
+
+def exchanges_embedding(model: ModelSpec) -> bool:
+    """Return whether first and last stage share the embedding and add up its gradients."""
+    return model.tied_embeddings or model.num_mtp_modules > 0
 
 
 def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
     """Return (dense, expert) parameters per rank of every profile, shape [rows, profiles]."""
-    counts = problem.splits.counts[c.split]
-    dense = np.zeros(counts.shape[:2])
-    experts = np.zeros(counts.shape[:2])
-    for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
+    shape = len(c), problem.splits.counts.shape[1]
+    dense, experts = np.zeros(shape), np.zeros(shape)
+    for kind in block_kinds(problem.model):
+        number = problem.splits.counts[:, :, BLOCK_KINDS.index(kind)][c.split]
         dense_share, expert_share = block_share(problem, c, kind)
-        dense += counts[:, :, index] * dense_share[:, None]
-        experts += counts[:, :, index] * expert_share[:, None]
+        dense += number * dense_share[:, None]
+        if has_experts(problem.model, kind):
+            experts += number * expert_share[:, None]
     return dense, experts
 
 

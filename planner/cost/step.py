@@ -27,7 +27,7 @@ from planner.cost.work import (
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import SCHEDULES, Candidates, Column, distinct
 from planner.layout.groups import axis_group
-from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
+from planner.model.blocks import BLOCK_KINDS, BlockKind, block_kinds
 from planner.pipeline.laws import HostShare, StageSeconds, step_s
 
 __all__ = ["CHUNK_ROWS", "Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
@@ -142,8 +142,7 @@ def mean_compute_s(problem: Problem, candidates: Candidates) -> Column:
 
 
 def _kinds(problem: Problem) -> Iterator[tuple[int, BlockKind]]:
-    present = {"embedding", "head", *layer_kinds(problem.model)}
-    return ((i, kind) for i, kind in enumerate(BLOCK_KINDS) if kind in present)
+    return ((BLOCK_KINDS.index(kind), kind) for kind in block_kinds(problem.model))
 
 
 def _timed_block(problem: Problem, c: Candidates, kind: BlockKind) -> list[tuple[Timed, Column]]:

@@ -12,7 +12,10 @@ shards once more unless the framework keeps them whole; without it one all_reduc
 direction. Context parallelism passes keys and values around in a ring, or gathers them. Experts:
 tokens sharded over tp go to their experts by all_to_all; dropless after an exchange of the counts,
 sized for the hottest rank, for which all wait (``training.expert_load``), or every expert's
-capacity. Attention is fused (no score matrix is stored or moved).
+capacity. Attention is fused (no score matrix is stored or moved); in a window it does the window's
+flop alone, in packed documents theirs. Attention and feed-forward side by side share one gather and
+one scatter. A module for multi-token prediction is a projection, a layer of the last one's kind,
+and the embedding's lookup, head and loss once more.
 
 ZeRO-0 and 1 send a rank's gradients and parameters in buckets, once per step; ZeRO-2 and 3 are
 FSDP and send them block by block, for every micro-batch.
@@ -28,16 +31,25 @@ import numpy as np
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.expert_load import expert_shares, skews
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
-from planner.cost.shares import block_share, fullest_profile, rank_parameters, shards
+from planner.cost.shares import (
+    block_share,
+    exchanges_embedding,
+    fullest_profile,
+    rank_parameters,
+    shards,
+)
 from planner.frameworks import keeps_gathered_inputs, stops_recompute_early
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import (
     BLOCK_KINDS,
     BlockKind,
     attention_flop_per_token,
-    layer_kinds,
+    block_kinds,
+    has_experts,
     sequence_parallel_parameters,
+    window_of,
 )
+from planner.model.sequence import attended
 from planner.model.spec import LatentAttention
 from planner.plan import Axis, Collective, Phase
 from planner.routing import expert_capacity
@@ -105,6 +117,8 @@ _LAST_OPS: Final = (
     "shared_expert_tp_scatter",
     "shared_expert_tp_reduce",
 )
+# Side by side, attention and feed-forward read one gathered input and their sum is scattered once.
+_BETWEEN_HALVES: Final = ("attention_tp_scatter", "attention_tp_reduce", "ffn_tp_gather")
 # What the forward alone does: backward and recompute know from it which rows go where.
 _FORWARD_ONLY: Final = "ep_counts"
 _COUNT_BYTES: Final = 8  # int64
@@ -141,8 +155,9 @@ class Gemm:
 class AttentionCore:
     """Softmax(QK)V, fused; ``flop`` of one causal pass.
 
-    ``num_heads`` and ``num_kv_heads`` count those of one sequence on this rank, ``batch`` its
-    sequences, ``seq_len`` the queries of one of them.
+    ``seq_len`` is the queries of one sequence on this rank, or of one as attention in windows or
+    packed documents makes of it (``planner.model.sequence``), ``batch`` as many of these as hold
+    all queries; ``num_heads`` and ``num_kv_heads`` count those of one sequence on this rank.
     """
 
     name: str
@@ -205,14 +220,21 @@ def block_work(
         return _embedding(problem, c, once)
     if kind == "head":
         return _head(problem, c, once)
-    forward = [*_attention_forward(problem, c, once)]
-    if kind == "dense":
-        forward += _dense_forward(problem, c, once)
-    else:
+    forward = _projection_forward(problem, c, once) if kind == "mtp" else []
+    forward += _attention_forward(problem, c, once, kind)
+    if has_experts(problem.model, kind):
         skew = expert_skews(problem, c)[0] if skew is None else skew
         forward += _moe_forward(problem, c, once, skew)
-    forward += _element_wise(problem, c, once, kind, 1.0 if skew is None else skew)
-    return [*forward, *_backward(problem, forward), *_recompute(problem, forward, c)]
+    else:
+        skew = 1.0
+        forward += _dense_forward(problem, c, once)
+    forward += _element_wise(problem, c, once, kind, skew)
+    if problem.model.parallel_attention:
+        forward = [op for op in forward if op.name not in _BETWEEN_HALVES]
+    layer = [*forward, *_backward(problem, forward), *_recompute(problem, forward, c)]
+    if kind == "mtp":  # the next token's embedding, and the shared head
+        return [*_embedding(problem, c, once), *layer, *_head(problem, c, once)]
+    return layer
 
 
 def tokens(problem: Problem, c: Candidates) -> Column:
@@ -259,8 +281,7 @@ def expert_skews(problem: Problem, c: Candidates) -> tuple[Column, Column]:
     moe, training = problem.model.experts, problem.training
     if moe is None or training.expert_load is None or training.expert_capacity is not None:
         return np.ones(len(c)), np.ones(len(c))
-    layers = layer_kinds(problem.model).count("moe")
-    shares = expert_shares(moe, layers, training.expert_load)
+    shares = expert_shares(moe, len(problem.model.moe_layers), training.expert_load)
     degrees, rows = np.unique(c.ep, return_inverse=True)
     mean, worst = zip(*(skews(shares, int(ep)) for ep in degrees), strict=True)
     return np.array(mean)[rows], np.array(worst)[rows]
@@ -304,7 +325,7 @@ def rank_work(problem: Problem, c: Candidates) -> list[Op]:
     ]
     if problem.model.experts is not None:
         ops += _buckets(problem, c, experts, prefix="expert_", whole="edp", shard="edp")
-    if problem.model.tied_embeddings:
+    if exchanges_embedding(problem.model):
         vocabulary = problem.model.hidden_size * problem.model.vocab_size / c.tp
         # two ranks exchanging S both ways move what one send of S moves
         size = vocabulary * gradient_bytes(problem.training) / _gradient_shards(c)
@@ -316,8 +337,8 @@ def rank_work(problem: Problem, c: Candidates) -> list[Op]:
 # --------------------------------------------------------------------------- attention
 
 
-def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
-    model = problem.model
+def _attention_forward(problem: Problem, c: Candidates, once: Column, kind: BlockKind) -> list[Op]:
+    model, training = problem.model, problem.training
     h, a, t, tok = model.hidden_size, model.attention, c.tp, tokens(problem, c)
     ops: list[Op] = []
     gathered = h  # elements per token that the tensor-parallel ranks exchange
@@ -341,6 +362,7 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
                 a.num_heads * (a.qk_nope_head_dim + a.v_head_dim) / t,
                 a.kv_lora_rank,
             ),
+            *_indexer_forward(problem, c, once),
         ]
         head_dim, kv_heads = qk, a.num_heads / t
         out_width = a.num_heads * a.v_head_dim / t
@@ -350,11 +372,12 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
         out_width = a.num_heads * a.head_dim / t
         kv_width = 2 * kv_heads * a.head_dim
         ops.append(_gemm("attention_qkv", once, tok, out_width + kv_width, h))
-    flop = tok * attention_flop_per_token(model, problem.training.seq_len) / t
+    flop = attention_flop_per_token(model, kind, training.seq_len, training.packing)
+    length = attended(training.seq_len, training.packing, window_of(model, kind)).kernel_length
     own = key_value_bytes(problem, c)
     hops = (c.cp - 1) * once * (c.context_exchange == _RING)
     gathers = once * ((c.cp > 1) & (c.context_exchange != _RING))
-    queries = problem.training.seq_len / c.cp
+    batch = c.micro_batch_size * (training.seq_len / length)
     return [
         *ops,
         Communication("cp_ring", "forward", hops, "cp", "send_recv", own),
@@ -363,15 +386,37 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column) -> list[Op
             "attention_core",
             "forward",
             once,
-            flop,
-            queries,
-            c.micro_batch_size,
+            tok * flop / t,
+            length / c.cp,
+            batch,
             a.num_heads / t,
             kv_heads,
             head_dim,
         ),
         _gemm("attention_out", once, tok, h, out_width),
         *_tensor_parallel_pair("attention", problem, c, once, gathered),
+    ]
+
+
+def _indexer_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
+    """Return the products of a sparse-attention indexer: whole on every tp rank, for all tokens.
+
+    So Megatron-LM computes them (core/transformer/experimental_attention_variant/dsa.py,
+    parallel_mode="duplicated"), of inputs gathered once more and kept: every rank's heads need the
+    same choice of keys. The scores of that choice are left out, as the choice is
+    (``planner.model.families``).
+    """
+    a, h, tok = problem.model.attention, problem.model.hidden_size, tokens(problem, c)
+    if not isinstance(a, LatentAttention) or a.indexer is None:
+        return []
+    i, latent = a.indexer, a.q_lora_rank
+    assert latent is not None, "LatentAttention checks it"
+    joined = tok * (h + latent) * weight_bytes(problem.training)
+    sharded = once * c.sequence_parallel
+    return [
+        Communication("indexer_tp_join", "forward", sharded, "tp", "all_gather", joined),
+        _gemm("indexer_q", once, tok, i.num_heads * i.head_dim, latent),
+        _gemm("indexer_k", once, tok, i.head_dim + i.num_heads, h),
     ]
 
 
@@ -447,6 +492,9 @@ def _moe_forward(problem: Problem, c: Candidates, once: Column, skew: Column | f
         # tokens are copied into expert order, and back weighted by their gate
         MemoryBound("permute", "forward", once, 4 * own),
     ]
+    if moe.shared_mix != "sum":
+        mixed = {"gate": 1, "coefficients": 2}[moe.shared_mix]
+        ops.append(_gemm("shared_gate", once, tok, mixed, h))
     if moe.shared_hidden_size:
         shared_up = (2 if moe.gated else 1) * moe.shared_hidden_size / c.tp
         whole = tokens(problem, c)
@@ -466,16 +514,20 @@ def _element_wise(
     outside = sharded_tokens(problem, c) * beta
     inside = tokens(problem, c) * beta / c.tp
     h = model.hidden_size
-    if kind == "moe" and model.experts is not None:
+    if has_experts(model, kind):
         moe = model.experts
+        assert moe is not None, "has_experts says so"
         width, gated = moe.shared_hidden_size, moe.gated
         routed = routed_rows(problem, c) * skew * beta * moe.expert_hidden_size
     else:
         width, gated, routed = model.feed_forward.hidden_size, model.feed_forward.gated, 0.0 * once
     per_element = 3 if gated else 2
+    # one input and both halves in and the sum out, or twice an input and a half
+    residual = 4 if model.parallel_attention else 2 * 3
+    norms = model.layer_norms + (model.experts is not None and model.experts.shared_norm)
     return [
-        MemoryBound("norms", "forward", once, 2 * 2 * h * outside),
-        MemoryBound("residual", "forward", once, 2 * 3 * h * outside),
+        MemoryBound("norms", "forward", once, norms * 2 * h * outside),
+        MemoryBound("residual", "forward", once, residual * h * outside),
         MemoryBound("activation", "forward", once, per_element * width * inside),
         MemoryBound("expert_activation", "forward", once, per_element * routed),
     ]
@@ -496,6 +548,31 @@ def _embedding(problem: Problem, c: Candidates, once: Column) -> list[Op]:
         Communication("embedding_tp_reduce", "forward", whole, "tp", "all_reduce", size),
         MemoryBound("embedding", "weight_gradient", once, looked_up),
         Communication("embedding_tp_gather", "backward", sharded, "tp", "all_gather", size),
+    ]
+
+
+def _projection_forward(problem: Problem, c: Candidates, once: Column) -> list[Op]:
+    """Return what comes before the layer of a module for multi-token prediction.
+
+    Hidden state and embedding are normed, put together and projected from 2h to h. The weight is
+    split over tp by its output, which is gathered whole (Megatron-LM, multi_token_prediction.py).
+    """
+    model, tok = problem.model, tokens(problem, c)
+    h, beta = model.hidden_size, weight_bytes(problem.training)
+    return [
+        MemoryBound("mtp_norms", "forward", once, 2 * 2 * h * beta * sharded_tokens(problem, c)),
+        Communication(
+            "mtp_tp_gather",
+            "forward",
+            once * c.sequence_parallel,
+            "tp",
+            "all_gather",
+            2 * h * beta * tok,
+        ),
+        _gemm("mtp_projection", once, tok, h / c.tp, 2 * h),
+        Communication(
+            "mtp_tp_join", "forward", once * (c.tp > 1), "tp", "all_gather", h * beta * tok
+        ),
     ]
 
 
@@ -536,6 +613,7 @@ def _head(problem: Problem, c: Candidates, once: Column) -> list[Op]:
 # transpose.
 _BACKWARD_BYTES: Final = {
     "norms": 1.5,
+    "mtp_norms": 1.5,
     "residual": 1.0,
     "activation": 5 / 3,
     "expert_activation": 5 / 3,
@@ -570,7 +648,7 @@ def _communication_backward(op: Communication, regathers: bool) -> list[Op]:
         return [replace(again, repeats=2 * op.repeats)]
     if op.name == "cp_gather":
         return [again, replace(again, name="cp_scatter", op="reduce_scatter")]
-    if op.axis == "tp" and op.op == "all_gather":
+    if op.name.endswith("_tp_gather"):
         # the stored shard of the input, once more for the weight gradient
         name = op.name.replace("gather", "regather")
         once_more = replace(op, name=name, phase="weight_gradient", repeats=op.repeats * regathers)
@@ -644,24 +722,28 @@ def _units(problem: Problem, c: Candidates, blocks: Column) -> list[Communicatio
         c: Candidates.
         blocks: Blocks of each kind on the rank, [rows, kinds].
     """
-    present = {"embedding", *layer_kinds(problem.model), "head"}
+    with_experts = np.array([has_experts(problem.model, kind) for kind in BLOCK_KINDS])
     joined = problem.model.tied_embeddings & (c.pp == 1)
     blocks = np.where(joined[:, None] & (np.array(BLOCK_KINDS) == "head"), 0, blocks)
     ops: list[Communication] = []
-    for index, kind in enumerate(BLOCK_KINDS):
-        if kind not in present:
-            continue
+    for kind in block_kinds(problem.model):
+        index = BLOCK_KINDS.index(kind)
         dense, experts = block_share(problem, c, kind)
         if kind == "embedding":
             dense = dense + np.where(joined, block_share(problem, c, "head")[0], 0)
         count = blocks[:, index]
-        first = (count > 0) & (blocks[:, :index].sum(axis=1) == 0)
-        last = (count > 0) & (blocks[:, index + 1 :].sum(axis=1) == 0)
-        ops += _unit(problem, c, kind, "", "dp_shard_cp", dense, count, first, last)
-        if kind == "moe":
-            edges = count > 0
-            ops += _unit(problem, c, kind, "expert_", "edp", experts, count, edges, edges)
+        ops += _unit(problem, c, kind, "", "dp_shard_cp", dense, count, *_ends(blocks, index))
+        if with_experts[index]:
+            ends = _ends(blocks * with_experts, index)
+            ops += _unit(problem, c, kind, "expert_", "edp", experts, count, *ends)
     return ops
+
+
+def _ends(blocks: Column, index: int) -> tuple[Column, Column]:
+    """Return where the kind at ``index`` is a rank's first one of the forward, and its last."""
+    has = blocks[:, index] > 0
+    first = has & (blocks[:, :index].sum(axis=1) == 0)
+    return first, has & (blocks[:, index + 1 :].sum(axis=1) == 0)
 
 
 def _unit(
@@ -733,11 +815,11 @@ def _sequence_parallel_reduce(problem: Problem, c: Candidates, blocks: Column) -
     One flat buffer per step (Megatron-LM, finalize_model_grads.py), of shards where gradients are
     sharded.
     """
+    present = block_kinds(problem.model)
     of_kind = [
-        0 if kind == "moe" and problem.model.experts is None
-        else sequence_parallel_parameters(problem.model, kind)
+        sequence_parallel_parameters(problem.model, kind) if kind in present else 0
         for kind in BLOCK_KINDS
-    ]  # fmt: skip
+    ]
     params = blocks @ np.array(of_kind)
     size = params / _gradient_shards(c) * gradient_bytes(problem.training)
     occurs = np.where(params > 0, c.sequence_parallel, 0)

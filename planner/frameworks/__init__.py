@@ -3,12 +3,14 @@
 from planner.frameworks import executor, megatron
 from planner.frameworks.rules import COMMON_RULES, Rule
 from planner.methods import OWN_METHODS
+from planner.model.spec import ModelSpec
 from planner.plan import Collective, Framework, Method, TrainingSpec
 
 __all__ = [
     "keeps_gathered_inputs",
     "overlaps_data_parallel",
     "own_methods",
+    "refused_model",
     "refused_training",
     "rules_for",
     "stops_recompute_early",
@@ -53,6 +55,16 @@ def refused_training(framework: Framework, training: TrainingSpec) -> tuple[str,
         "megatron": megatron.refused_training,
         "executor": executor.refused_training,
     }[framework](training)
+
+
+def refused_model(
+    framework: Framework, model: ModelSpec, training: TrainingSpec
+) -> tuple[str, str] | None:
+    """Return (field, what is wrong and what to try) where no layout makes ``model`` run."""
+    return {
+        "megatron": megatron.refused_model,
+        "executor": executor.refused_model,
+    }[framework](model, training)
 
 
 def own_methods(framework: Framework, library: str, op: Collective) -> tuple[Method, ...]:

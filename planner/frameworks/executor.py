@@ -12,6 +12,7 @@ __all__ = [
     "OVERLAP_DATA_PARALLEL",
     "RULES",
     "STOPS_RECOMPUTE_EARLY",
+    "refused_model",
     "refused_training",
 ]
 
@@ -37,6 +38,38 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         return "training.main_grads", (
             "'same' would sum bf16 gradients in bf16, the executor sums them in fp32; use 'fp32'"
         )
+    if training.packing is not None:
+        return "training.packing", (
+            "given: the executor's attention does not stop at the ends of documents; leave it "
+            "out, or framework='megatron'"
+        )
+    return None
+
+
+def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] | None:
+    """Return (field, what is wrong and what to try) of what no layout can make run.
+
+    A layer is x + attention(norm(x)) and then x + feed_forward(norm(x)), and attention has whole
+    queries, keys and values (``executor.decoder``).
+    """
+    is_latent = not isinstance(model.attention, Attention)
+    others = {
+        "attention.kind": ("'mla': it cuts plain heads alone", is_latent),
+        "attention.sinks": (
+            "true: its attention has none",
+            isinstance(model.attention, Attention) and model.attention.sinks,
+        ),
+        "window": ("given: its attention sees all earlier tokens", model.window is not None),
+        "parallel_attention": ("true: its halves of a layer follow", model.parallel_attention),
+        "layer_norms": (f"{model.layer_norms}: its layers have 2", model.layer_norms != 2),
+        "num_mtp_modules": (f"{model.num_mtp_modules}: it trains none", model.num_mtp_modules > 0),
+    }
+    for field, (reason, is_refused) in others.items():
+        if is_refused:
+            return f"model.{field}", (
+                f"{reason}; framework='executor' runs decoders like Llama and Mixtral; try one of "
+                "those, or framework='megatron'"
+            )
     return None
 
 

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from planner.frameworks.rules import Rule, schedule_is, tp_without_sequence_parallel
-from planner.layout.candidates import Candidates, Column
+from planner.layout.candidates import CONTEXT_EXCHANGES, Candidates, Column
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
@@ -14,6 +14,7 @@ __all__ = [
     "OVERLAP_DATA_PARALLEL",
     "RULES",
     "STOPS_RECOMPUTE_EARLY",
+    "refused_model",
     "refused_training",
 ]
 
@@ -39,6 +40,42 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
                 f"{only!r}, or framework='executor'"
             )
     return None
+
+
+def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] | None:
+    """Return (field, what is wrong and what to try) of what no layout can make run."""
+    window, experts = model.window, model.experts
+    if model.parallel_attention:
+        return "model.parallel_attention", (
+            "true: Megatron-LM's layer computes attention and then the feed-forward, never both "
+            "from the same input; try a model whose halves of a layer follow each other"
+        )
+    if window is not None and window.kind == "chunked" and window.size < training.seq_len:
+        return "model.window.kind", (
+            f"'chunked' in chunks of {window.size} tokens: Megatron-LM has sliding windows "
+            f"(--window-size) alone; try training.seq_len of {window.size} or less, where both are "
+            f"full attention, got {training.seq_len}"
+        )
+    if experts is not None and experts.shared_mix == "coefficients":
+        return "model.experts.shared_mix", (
+            "'coefficients': Megatron-LM adds its shared expert as it is or gated; try 'sum' or "
+            "'gate'"
+        )
+    if experts is not None and experts.shared_norm:
+        return "model.experts.shared_norm", (
+            "true: Megatron-LM's shared expert reads what the router reads; try false"
+        )
+    if model.num_mtp_modules and model.learned_positions:
+        return "model.num_mtp_modules", (
+            f"{model.num_mtp_modules} with learned_positions={model.learned_positions}: "
+            "Megatron-LM trains multi-token prediction with rotary positions or none; try 0 modules"
+        )
+    return None
+
+
+def _window_over_a_ring(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
+    ring = c.context_exchange == CONTEXT_EXCHANGES.index("ring")
+    return (c.cp > 1) & ring & (model.window is not None)
 
 
 def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
@@ -70,6 +107,13 @@ RULES: Final = (
         "megatron-sequence-parallel",
         "tensor parallelism without --sequence-parallel only costs memory and time",
         tp_without_sequence_parallel,
+    ),
+    # Transformer Engine, attention/dot_product_attention/context_parallel.py: with a window
+    # cp_comm_type must be a2a or all_gather.
+    Rule(
+        "megatron-window-no-ring",
+        "layers with a window need --cp-comm-type all_gather under context parallelism",
+        _window_over_a_ring,
     ),
     Rule("megatron-no-gpipe", "Megatron schedules 1F1B, plain or interleaved", _gpipe),
     Rule(

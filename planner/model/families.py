@@ -36,8 +36,21 @@ class Family:
         required: Keys that must be there, because their default differs between versions.
         expert_size: The quantity that holds an expert's size.
         num_shared_experts: Shared experts of the routed size that no key mentions.
+        shared_mix: How what every token passes is added, as in ``MixtureOfExperts``.
+        residual: ``parallel_attn_mlp_res`` puts a dense feed-forward of the hidden size, with a
+            norm of its own, beside the experts.
+        expert_bias: Router and experts have biases.
+        sinks: Attention has a learned score per head.
+        indexer: Latent attention is sparse; an indexer chooses its keys.
         window: Default of ``sliding_window`` in tokens; None = attention sees all.
-        window_flag: ``sliding_window`` counts only where ``use_sliding_window`` is true.
+        window_flag: Where ``sliding_window`` counts only if ``use_sliding_window`` is true: the
+            layers it is of, from ``max_window_layers`` on, every other one below it, or all.
+        window_pattern: Which layers have it where the config does not say, repeated.
+        layer_norms: Norms of a layer, as in ``ModelSpec``.
+        parallel: Attention and feed-forward run side by side; the default if ``parallel_key`` is
+            set.
+        parallel_key: The key that decides it.
+        head_bias: The output head has a bias; a ``lm_head_bias`` that is true says so too.
         notes: What the model has and ``ModelSpec`` leaves out, for its assumptions.
     """
 
@@ -59,26 +72,42 @@ class Family:
     required: tuple[str, ...] = ()
     expert_size: Literal["expert_size", "ffn_size"] = "expert_size"
     num_shared_experts: int = 0
+    shared_mix: Literal["sum", "gate", "coefficients"] = "sum"
+    residual: bool = False
+    expert_bias: bool = False
+    sinks: bool = False
+    indexer: bool = False
     window: int | None = None
-    window_flag: bool = False
+    window_flag: Literal["from", "below", "all"] | None = None
+    window_pattern: tuple[bool, ...] = (True,)
+    layer_norms: Literal[1, 2, 4] = 2
+    parallel: bool = False
+    parallel_key: str | None = None
+    head_bias: bool = False
     notes: tuple[str, ...] = ()
 
-
-_PARALLEL: Final = "attention and feed-forward run side by side; priced one after the other"
-_HEAD_BIAS: Final = "the bias of the output head is left out (vocab_size parameters)"
 
 _LLAMA: Final = Family(attention_bias_key="attention_bias", ffn_bias_key="mlp_bias")
 _PLAIN: Final = Family()
 _MOE_IN_FFN_SIZE: Final = Family(moe=True, expert_size="ffn_size")
-_QWEN2: Final = Family(attention_bias=True, output_bias=False, window_flag=True)
+_QWEN2: Final = Family(attention_bias=True, output_bias=False, window_flag="from")
 _QWEN3: Final = Family(
-    attention_bias_key="attention_bias", qk_norm="head", head_dim=128, window_flag=True
+    attention_bias_key="attention_bias", qk_norm="head", head_dim=128, window_flag="from"
 )
 _DEEPSEEK: Final = Family(
     latent=True, moe=True, required=("q_lora_rank", "first_k_dense_replace", "n_shared_experts")
 )
+_SPARSE: Final = replace(
+    _DEEPSEEK,
+    indexer=True,
+    required=(*_DEEPSEEK.required, "index_n_heads", "index_head_dim", "index_topk"),
+    notes=(
+        "sparse attention is counted as full causal attention; of its indexer the parameters and "
+        "their products are counted, the scores that choose the keys are left out",
+    ),
+)
 _GEMMA: Final = Family(attention_bias_key="attention_bias", tied=True, head_dim=256)
-_SANDWICH: Final = "the norms behind attention and feed-forward are left out"
+_ALTERNATE: Final = (True, False)
 _GPT2: Final = Family(
     gated=False,
     norm="layer",
@@ -97,6 +126,8 @@ FAMILIES: Final[dict[str, Family]] = {
         required=("interleave_moe_layer_step",),
         expert_size="ffn_size",
         num_shared_experts=1,
+        window=8192,
+        window_pattern=(True, True, True, False),
     ),
     "mistral": Family(window=4096),
     "mixtral": _MOE_IN_FFN_SIZE,
@@ -109,22 +140,30 @@ FAMILIES: Final[dict[str, Family]] = {
         _QWEN2,
         moe=True,
         required=("decoder_sparse_step", "shared_expert_intermediate_size"),
-        notes=("the gate of the shared expert is left out",),
+        shared_mix="gate",
+        window_flag="below",
     ),
     "qwen3": _QWEN3,
-    "qwen3_moe": replace(_QWEN3, head_dim=None, moe=True, required=("decoder_sparse_step",)),
+    "qwen3_moe": replace(
+        _QWEN3, head_dim=None, moe=True, required=("decoder_sparse_step",), window_flag="all"
+    ),
     "mimo": Family(
         attention_bias=True,
         attention_bias_key="attention_bias",
         output_bias=False,
-        window_flag=True,
+        window_flag="from",
     ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "deepseek_v32": _SPARSE,
+    "glm_moe_dsa": _SPARSE,
+    "arctic": replace(_MOE_IN_FFN_SIZE, attention_bias_key="attention_bias", residual=True),
     "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, window=4096, notes=(_SANDWICH,)),
-    "gemma3_text": replace(_GEMMA, qk_norm="head", window=4096, notes=(_SANDWICH,)),
+    "gemma2": replace(_GEMMA, window=4096, window_pattern=_ALTERNATE, layer_norms=4),
+    "gemma3_text": replace(
+        _GEMMA, qk_norm="head", window=4096, window_pattern=(*(True,) * 5, False), layer_norms=4
+    ),
     "phi3": _PLAIN,
     "phimoe": replace(_MOE_IN_FFN_SIZE, norm="layer", attention_bias_key="attention_bias"),
     "olmoe": replace(_MOE_IN_FFN_SIZE, attention_bias_key="attention_bias", qk_norm="full"),
@@ -137,7 +176,9 @@ FAMILIES: Final[dict[str, Family]] = {
         attention_bias_key="attention_bias",
         head_dim=64,
         window=128,
-        notes=("attention sinks and the biases of router and experts are left out",),
+        window_pattern=_ALTERNATE,
+        sinks=True,
+        expert_bias=True,
     ),
     "dbrx": replace(_MOE_IN_FFN_SIZE, norm="layer"),
     "gpt2": _GPT2,
@@ -146,13 +187,17 @@ FAMILIES: Final[dict[str, Family]] = {
     "bloom": replace(
         _GPT2, position_offset=None, notes=("the norm after the embedding is left out",)
     ),
-    "gpt_neo": replace(_GPT2, attention_bias=False, output_bias=True, window=256),
+    "gpt_neo": replace(
+        _GPT2, attention_bias=False, output_bias=True, window=256, window_pattern=(False, True)
+    ),
     "gptj": replace(
         _GPT2,
         attention_bias=False,
         tied=False,
         position_offset=None,
-        notes=(_PARALLEL, _HEAD_BIAS),
+        parallel=True,
+        layer_norms=1,
+        head_bias=True,
     ),
     "gpt_neox": replace(
         _GPT2,
@@ -160,7 +205,17 @@ FAMILIES: Final[dict[str, Family]] = {
         tied=False,
         ffn_multiple=None,
         position_offset=None,
-        notes=(_PARALLEL,),
+        parallel=True,
+        parallel_key="use_parallel_residual",
+    ),
+    "phi": replace(
+        _GPT2,
+        tied=False,
+        ffn_multiple=None,
+        position_offset=None,
+        parallel=True,
+        layer_norms=1,
+        head_bias=True,
     ),
 }
 
@@ -180,12 +235,16 @@ _REFUSED: Final[dict[str, tuple[str, ...]]] = {
         "vit_mae", "yolos",
     ),
     "an audio model": ("hubert", "speech_to_text", "wav2vec2", "wav2vec2-bert", "wavlm", "whisper"),
-    "a state-space or hybrid model": (
-        "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-        "mamba", "mamba2", "minimax", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
-        "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
+    "a state-space model without attention": ("falcon_mamba", "mamba", "mamba2", "rwkv"),
+    "a hybrid with Mamba (state-space) layers": (
+        "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba", "zamba2",
     ),
-    "a model with a sparse-attention indexer": ("deepseek_v32", "glm_moe_dsa"),
+    "a hybrid with gated delta net (linear-attention) layers": (
+        "kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next",
+    ),
+    "a hybrid with lightning (linear) attention": ("bailing_hybrid", "minimax"),
+    "a hybrid with recurrent or convolutional layers": ("lfm2", "lfm2_moe", "recurrent_gemma"),
 }  # fmt: skip
 
 # Class names in "architectures" end in what the model is trained for.

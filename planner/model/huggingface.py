@@ -4,7 +4,8 @@ The name of a quantity differs per family: ``KEYS`` lists them, ``planner.model.
 what the config leaves unsaid. Whatever is taken without being in the config, and whatever is in it
 but not planned for, is a sentence in ``ModelSpec.assumptions``; the rest is refused by name. The
 config says how a checkpoint is stored (``torch_dtype``, ``quantization_config``); how it is
-trained is asked elsewhere, so those keys are not read.
+trained is asked elsewhere, so those keys are not read. Modules for multi-token prediction exist for
+training alone, so they are part of it.
 """
 
 import re
@@ -19,18 +20,22 @@ from planner.model.reader import KEYS, MAX_COUNT, ConfigReader, is_integer, is_s
 from planner.model.spec import (
     Attention,
     FeedForward,
+    Indexer,
     LatentAttention,
     MixtureOfExperts,
     ModelSpec,
+    Window,
 )
 
 __all__ = ["model_from_config"]
 
 _MAX_LAYERS: Final = 10_000
+_QWEN_WINDOW_LAYERS: Final = 28
 
-# A set key of these means layers that do something else than attend to all earlier tokens.
+_INDEXER: Final = "a sparse-attention indexer"
+# A set key of these means layers that do something else than attend to earlier tokens.
 _OTHER_ATTENTION: Final[tuple[tuple[str, str], ...]] = (
-    (r"index_(topk|n_heads|head_dim)", "a sparse-attention indexer"),
+    (r"index_(topk|n_heads|head_dim)", _INDEXER),
     (
         r"mamba_.*|ssm_.*|rwkv_.*|linear_(attn|conv|key|num|value)_.*|full_attention_interval"
         r"|hybrid_override_pattern|attn_layer_(period|offset)|attn_type_list|layers_block_type"
@@ -61,21 +66,20 @@ _HARMLESS: Final = re.compile(
 def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the model that a ``config.json`` describes.
 
-    Of a multimodal config the language model is read, and said so. Multi-token prediction layers
-    are left out; windowed attention is counted as full causal attention; both are said too.
+    Of a multimodal config the language model is read, and said so.
 
     Args:
         config: The parsed file.
         name: How the model is called in plans.
 
     Raises:
-        InvalidInputError: It is no decoder-only transformer with attention over all earlier
-            tokens, or a value is missing or impossible; ``where`` is the path of the key.
+        InvalidInputError: It is no decoder-only transformer with attention over earlier tokens in
+            every layer, or a value is missing or impossible; ``where`` is the path of the key.
     """
     whole = ConfigReader(config, name)
     model_type, family = _family(whole)
     reader = whole.language_model()
-    _refuse_other_attention(reader)
+    _refuse_other_attention(reader, family)
     _refuse_shortened(reader, family)
     try:
         return _spec(reader, family, f"config.json of model_type {model_type}")
@@ -103,8 +107,12 @@ def _spec(reader: ConfigReader, family: Family, source: str) -> ModelSpec:
         norm=family.norm,
         learned_positions=_learned_positions(reader, family),
         tied_embeddings=reader.flag("tie_word_embeddings", family.tied),
+        window=_window(reader, family, num_layers),
+        layer_norms=family.layer_norms,
+        parallel_attention=_bias(reader, family.parallel_key, family.parallel),
+        head_bias=family.head_bias or reader.get("lm_head_bias") is True,
+        num_mtp_modules=_num_mtp_modules(reader),
     )
-    _note_what_is_left_out(reader, family, num_layers)
     return spec.model_copy(update={"assumptions": (*reader.assumptions, *family.notes)})
 
 
@@ -132,7 +140,7 @@ def _refuse_kind(reader: ConfigReader, key: str, name: str, kind: str | None) ->
         raise reader.refusal(
             key,
             f"says {shown(name)}, which is {kind}; only decoder-only language models with "
-            "attention over all earlier tokens are planned; give one of llama, mixtral, "
+            "attention in every layer are planned; give one of llama, mixtral, "
             "qwen3_moe, deepseek_v3, gpt2 and their like, or an inline model spec",
         )
 
@@ -151,7 +159,7 @@ def _unknown_family(
             "model; need a ...ForCausalLM class; give an inline model spec instead",
         )
     reader = whole.language_model()
-    _refuse_other_attention(reader)
+    _refuse_other_attention(reader, FAMILIES["llama"])
     for key in reader.set_keys():
         if key not in _KNOWN and _STRUCTURAL.search(key) and not _HARMLESS.fullmatch(key):
             raise reader.refusal(
@@ -173,17 +181,18 @@ def _unknown_family(
     return replace(llama, notes=(assumption,), required=("tie_word_embeddings",))
 
 
-def _refuse_other_attention(reader: ConfigReader) -> None:
+def _refuse_other_attention(reader: ConfigReader, family: Family) -> None:
     """Refuse layers that ``ModelSpec`` cannot hold, by the key that gives them away."""
     for key in reader.set_keys():
         for pattern, meaning in _OTHER_ATTENTION:
-            if re.fullmatch(pattern, key):
+            if re.fullmatch(pattern, key) and not (family.indexer and meaning == _INDEXER):
                 raise reader.refusal(
                     key[:60],
                     f"is {shown(reader.get(key))}: {meaning}, which is not planned for; need "
-                    "attention over all earlier tokens in every layer; try another model",
+                    "attention over earlier tokens in every layer; try another model",
                 )
-    known = ("full_attention", "sliding_attention", "chunked_attention")
+    known = ["full_attention", "sliding_attention", "chunked_attention"]
+    known += ["indexed_attention"] * family.indexer
     for layer, kind in enumerate(reader.strings("layer_types")):
         if kind not in known:
             raise reader.refusal(
@@ -221,8 +230,6 @@ def _attention(
 ) -> Attention | LatentAttention:
     num_heads = reader.count("num_heads")
     if family.latent:
-        if reader.get("attention_bias") is True:
-            reader.assume("attention_bias is true: biases of latent attention are left out")
         return LatentAttention(
             num_heads=num_heads,
             q_lora_rank=reader.optional("q_lora_rank"),
@@ -230,6 +237,8 @@ def _attention(
             qk_nope_head_dim=reader.count("qk_nope_head_dim"),
             qk_rope_head_dim=reader.count("qk_rope_head_dim"),
             v_head_dim=reader.count("v_head_dim"),
+            bias=reader.get("attention_bias") is True,
+            indexer=_indexer(reader) if family.indexer else None,
         )
     if is_set(reader.get("kv_lora_rank")):
         raise reader.refusal(
@@ -244,6 +253,31 @@ def _attention(
         bias=_bias(reader, family.attention_bias_key, family.attention_bias),
         output_bias=family.output_bias,
         qk_norm="none" if reader.get("use_qk_norm") is False else family.qk_norm,
+        sinks=family.sinks,
+    )
+
+
+def _indexer(reader: ConfigReader) -> Indexer:
+    """Return the indexer that every layer has; one that layers share is refused.
+
+    ``index_topk_freq`` and ``index_topk_pattern`` as in transformers' configuration_glm_moe_dsa.py.
+    """
+    shared = {
+        "indexer_types": "shared" in reader.strings("indexer_types"),
+        "index_topk_pattern": "S" in (reader.string("index_topk_pattern") or ""),
+        "index_topk_freq": _rule(reader, "index_topk_freq", 1) > 1,
+    }
+    for key, is_shared in shared.items():
+        if is_shared:
+            raise reader.refusal(
+                key,
+                f"is {shown(reader.get(key))}: layers that use the indexer of another layer are "
+                "not planned for; need one in every layer; try an inline model spec",
+            )
+    return Indexer(
+        num_heads=reader.count("index_heads"),
+        head_dim=reader.count("index_head_dim"),
+        top_k=reader.count("index_top_k"),
     )
 
 
@@ -343,12 +377,19 @@ def _experts(reader: ConfigReader, family: Family) -> MixtureOfExperts | None:
     if shared is None:
         number = reader.optional("num_shared_experts", at_least=0, at_most=1 << 10)
         shared = size * (family.num_shared_experts if number is None else number)
+    residual = family.residual and reader.flag("parallel_attn_mlp_res", False)
+    if residual:
+        shared = reader.count("hidden_size")
     return MixtureOfExperts(
         num_experts=num_experts,
         top_k=top_k,
         expert_hidden_size=size,
         shared_hidden_size=shared,
         gated=family.gated,
+        bias=family.expert_bias,
+        router_bias=family.expert_bias,
+        shared_mix=family.shared_mix if shared else "sum",
+        shared_norm=residual,
     )
 
 
@@ -357,7 +398,8 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
 
     Rules as in transformers' modeling files: ``first_k_dense_replace`` and ``moe_layer_freq``
     (DeepSeek), ``decoder_sparse_step`` and ``mlp_only_layers`` (Qwen),
-    ``interleave_moe_layer_step`` (Llama 4), ``expert_layer_period`` and ``_offset`` (Jamba).
+    ``mlp_layer_types`` (GLM), ``interleave_moe_layer_step`` (Llama 4), ``moe_layer_frequency``
+    (Arctic), ``expert_layer_period`` and ``_offset`` (Jamba).
     """
     first = _rule(reader, "first_k_dense_replace", 0)
     dense = set(reader.integers("mlp_only_layers") or ())
@@ -366,9 +408,13 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
         raise reader.refusal(
             "moe_layer_freq", f"has {len(mask)} entries; need one for each of {num_layers} layers"
         )
+    sparse = reader.strings("mlp_layer_types")
+    if sparse:
+        _check_one_each(reader, "mlp_layer_types", len(sparse), num_layers)
     every = 1 if mask is not None else _rule(reader, "moe_layer_freq", 1, at_least=1)
     step = _rule(reader, "decoder_sparse_step", 1, at_least=1)
     interleave = _rule(reader, "interleave_moe_layer_step", 1, at_least=1)
+    frequency = _rule(reader, "moe_layer_frequency", 1, at_least=1)
     period = _rule(reader, "expert_layer_period", 1, at_least=1)
     offset = _rule(reader, "expert_layer_offset", 0)
     layers = tuple(
@@ -377,9 +423,11 @@ def _moe_layers(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
         if i >= first
         and i not in dense
         and (mask is None or mask[i])
+        and (not sparse or sparse[i] == "sparse")
         and i % every == 0
         and (i + 1) % step == 0
         and (i + 1) % interleave == 0
+        and (i + 1) % frequency == 0
         and i % period == offset % period
     )
     if not layers:
@@ -396,32 +444,112 @@ def _rule(reader: ConfigReader, key: str, default: int, *, at_least: int = 0) ->
     return default if value is None else value
 
 
-def _note_what_is_left_out(reader: ConfigReader, family: Family, num_layers: int) -> None:
-    """Note windows, multi-token prediction and the head's bias, which the spec does not hold."""
-    _note_windows(reader, family, num_layers)
-    if reader.optional("num_mtp_layers", at_least=0):
-        reader.assume("the layers for multi-token prediction are left out")
-    if reader.get("lm_head_bias") is True:
-        reader.assume("the bias of the output head is left out (vocab_size parameters)")
-
-
-def _note_windows(reader: ConfigReader, family: Family, num_layers: int) -> None:
-    window = reader.optional("window")
-    if not any(key in reader.data for key in KEYS["window"]):
-        window = family.window
-    types = reader.strings("layer_types")
-    if types and len(types) != num_layers:
+def _num_mtp_modules(reader: ConfigReader) -> int:
+    """Return the modules for multi-token prediction, each with one layer."""
+    number = reader.optional("num_mtp_modules", at_least=0, at_most=64) or 0
+    if reader.get("use_mtp") is False:
+        return 0
+    if number and (layers := _rule(reader, "mtp_transformer_layers", 1)) != 1:
         raise reader.refusal(
-            "layer_types", f"has {len(types)} entries; need one for each of {num_layers} layers"
+            "mtp_transformer_layers",
+            f"is {layers}; need 1: modules for multi-token prediction with several layers are not "
+            f"planned for; leave out {reader.key_of('num_mtp_modules')} to train without",
         )
-    num_windowed = sum(kind != "full_attention" for kind in types)
-    if not types and window and not family.window_flag:
-        num_windowed = num_layers
-    if family.window_flag and reader.get("use_sliding_window") is True:
-        num_windowed = num_windowed or num_layers
-    if num_windowed:
-        span = f"{window} tokens" if window else "a window"
-        reader.assume(
-            f"attention over {span} in up to {num_windowed} layers is counted as full causal "
-            "attention: too much for longer sequences"
+    if number:
+        key = reader.key_of("num_mtp_modules")
+        reader.assume(f"{key} is {number}: trained too; set it to 0 to train without")
+    return number
+
+
+# -------------------------------------------------------------------------------- windows
+
+
+def _window(reader: ConfigReader, family: Family, num_layers: int) -> Window | None:
+    """Return the window and the layers that have it; None if none has."""
+    size = reader.optional("window")
+    is_given = any(key in reader.data for key in KEYS["window"])
+    layers = tuple(i for i, yes in enumerate(_windowed(reader, family, num_layers)) if yes)
+    by_types = bool(reader.strings("layer_types"))
+    if not layers or reader.get("use_sliding_window") is False:
+        return None
+    if size is None and family.window is not None and not is_given:
+        size = family.window
+        reader.assume(f"{KEYS['window'][0]} is not given: {size}, the family's default")
+    if size is None:
+        # null turns windows off; where layer_types asks for them a size must be there
+        return Window(size=reader.count("window"), layers=layers) if by_types else None
+    chunked = reader.get("attention_chunk_size") is not None or (
+        "chunked_attention" in reader.strings("layer_types")
+    )
+    return Window(size=size, kind="chunked" if chunked else "sliding", layers=layers)
+
+
+def _windowed(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:
+    """Return of every layer whether it has a window, if there is one at all.
+
+    Rules as in transformers' configuration files: ``layer_types`` (all newer ones),
+    ``max_window_layers`` (Qwen), ``sliding_window_pattern`` (Gemma 3), ``no_rope_layers`` and
+    ``no_rope_layer_interval`` (Llama 4), ``attention_types`` and ``attention_layers`` (GPT-Neo);
+    else the family's pattern.
+    """
+    if types := reader.strings("layer_types"):
+        _check_one_each(reader, "layer_types", len(types), num_layers)
+        return [kind in ("sliding_attention", "chunked_attention") for kind in types]
+    if family.window_flag:
+        return _flagged(reader, family, num_layers)
+    if (rope := reader.integers("no_rope_layers")) is not None and rope:
+        _check_one_each(reader, "no_rope_layers", len(rope), num_layers)
+        return [bool(has) for has in rope]
+    if layers := _local_layers(reader):
+        _check_one_each(reader, "attention_types", len(layers), num_layers)
+        return layers
+    for key in ("sliding_window_pattern", "no_rope_layer_interval"):
+        if every := _rule(reader, key, 0):
+            return [(i + 1) % every != 0 for i in range(num_layers)]
+    pattern = family.window_pattern
+    if len(pattern) > 1:
+        reader.assume("layer_types is not given: which layers have a window is the family's")
+    return [pattern[i % len(pattern)] for i in range(num_layers)]
+
+
+def _flagged(reader: ConfigReader, family: Family, num_layers: int) -> list[bool]:
+    """Return Qwen's layers with a window, which ``use_sliding_window`` turns on."""
+    if reader.get("use_sliding_window") is not True:
+        return [False] * num_layers
+    if family.window_flag == "all":
+        return [True] * num_layers
+    border = reader.integer("max_window_layers", at_least=0, at_most=_MAX_LAYERS)
+    if border is None:
+        border = _QWEN_WINDOW_LAYERS
+        reader.assume(f"max_window_layers is not given: {border}, the family's default")
+    if family.window_flag == "from":
+        return [i >= border for i in range(num_layers)]
+    return [i < border and i % 2 == 0 for i in range(num_layers)]
+
+
+def _local_layers(reader: ConfigReader) -> list[bool]:
+    """Return GPT-Neo's layers, true where they are local: [[["global", "local"], 12]]."""
+    value = reader.get("attention_types")
+    if value is None:
+        return [kind == "local" for kind in reader.strings("attention_layers")]
+    found: list[bool] = []
+    for entry in value if isinstance(value, list | tuple) else [None]:
+        match entry:
+            case [[*kinds], int(times)] if (
+                all(kind in ("global", "local") for kind in kinds) and 0 <= times <= _MAX_LAYERS
+            ):
+                found += [kind == "local" for kind in kinds] * times
+            case _:
+                raise reader.refusal(
+                    "attention_types",
+                    f"is {shown(value)}; need pairs of a list of global and local and how often it "
+                    'is repeated, for example [[["global", "local"], 12]]',
+                )
+    return found
+
+
+def _check_one_each(reader: ConfigReader, key: str, entries: int, num_layers: int) -> None:
+    if entries != num_layers:
+        raise reader.refusal(
+            key, f"has {entries} entries; need one for each of {num_layers} layers"
         )

@@ -41,7 +41,10 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "qk_rope_head_dim": ("qk_rope_head_dim",),
     "v_head_dim": ("v_head_dim",),
     "window": ("sliding_window", "attention_chunk_size", "window_size"),
-    "num_mtp_layers": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
+    "index_heads": ("index_n_heads",),
+    "index_head_dim": ("index_head_dim",),
+    "index_top_k": ("index_topk",),
+    "num_mtp_modules": ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"),
 }
 
 # As the sizes of ModelSpec.

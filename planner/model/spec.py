@@ -3,6 +3,7 @@
 Shapes only; costs are in ``planner.cost`` and follow from ``planner.model.blocks``.
 """
 
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
@@ -10,13 +11,25 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from planner.plan import Document
 
-__all__ = ["Attention", "FeedForward", "LatentAttention", "MixtureOfExperts", "ModelSpec"]
+__all__ = [
+    "Attention",
+    "FeedForward",
+    "Indexer",
+    "LatentAttention",
+    "MixtureOfExperts",
+    "ModelSpec",
+    "Window",
+]
 
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 # The largest published models have a few 10**12 weights; above this a size is a typing error,
 # and products of sizes would leave the 64-bit integers that the cost model counts in.
 _MAX_WEIGHTS: Final = 10**15
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Attention(Document):
@@ -32,6 +45,11 @@ class Attention(Document):
         default="none",
         description="norm of queries and keys: weights per head (Qwen3) or full width (OLMoE)",
     )
+    # Here and below, fields that a document does not say are left out of it: hashes of documents
+    # that are older than the field stay what they were.
+    sinks: bool = Field(
+        default=False, exclude_if=operator.not_, description="one learned score per head (gpt-oss)"
+    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Attention":
@@ -41,6 +59,18 @@ class Attention(Document):
                 f"({self.num_kv_heads})"
             )
         return self
+
+
+class Indexer(Document):
+    """What chooses the keys of sparse attention: small heads over the whole sequence.
+
+    DeepSeek-V3.2 (arXiv 2512.02556), "lightning indexer": queries from the latent query, one key
+    with a layer norm and one weight per head from the layer's input.
+    """
+
+    num_heads: Size
+    head_dim: Size
+    top_k: Size = Field(description="keys that a query attends to")
 
 
 class LatentAttention(Document):
@@ -53,6 +83,20 @@ class LatentAttention(Document):
     qk_nope_head_dim: Size
     qk_rope_head_dim: Size
     v_head_dim: Size
+    bias: bool = Field(
+        default=False,
+        exclude_if=operator.not_,
+        description="of the narrow products and the output projection",
+    )
+    indexer: Indexer | None = Field(
+        default=None, exclude_if=_is_none, description="of sparse attention; null = dense"
+    )
+
+    @model_validator(mode="after")
+    def _indexer_has_its_input(self) -> "LatentAttention":
+        if self.indexer is not None and self.q_lora_rank is None:
+            raise ValueError("indexer is given but q_lora_rank is null; its queries come from it")
+        return self
 
 
 def _attention_kind(value: object) -> str:
@@ -70,19 +114,53 @@ class FeedForward(Document):
 
 
 class MixtureOfExperts(Document):
-    """Routed experts of ``expert_hidden_size`` and shared ones that every token passes."""
+    """Routed experts of ``expert_hidden_size`` and a feed-forward beside them for every token.
+
+    That feed-forward is the shared experts together (DeepSeek, Qwen2-MoE), or the dense one of a
+    residual mixture of experts (DeepSpeed-MoE, arXiv 2201.05596, section 4.1; Snowflake Arctic).
+    """
 
     num_experts: Annotated[int, Field(ge=2, le=1 << 16)]
     top_k: Size
     expert_hidden_size: Size
-    shared_hidden_size: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+    shared_hidden_size: Annotated[int, Field(ge=0, le=1 << 24)] = Field(
+        default=0, description="width of what every token passes beside the routed experts"
+    )
     gated: bool = True
+    bias: bool = Field(
+        default=False, exclude_if=operator.not_, description="of the experts' products (gpt-oss)"
+    )
+    router_bias: bool = Field(default=False, exclude_if=operator.not_)
+    shared_mix: Literal["sum", "gate", "coefficients"] = Field(
+        default="sum",
+        exclude_if=lambda mix: mix == "sum",
+        description="how the shared part is added: as it is, times the sigmoid of one product "
+        "(Qwen2-MoE), or both parts times a softmax of two (DeepSpeed's residual MoE)",
+    )
+    shared_norm: bool = Field(
+        default=False,
+        exclude_if=operator.not_,
+        description="the shared part has a norm of its own (Arctic)",
+    )
 
     @model_validator(mode="after")
     def _top_k_fits(self) -> "MixtureOfExperts":
         if self.top_k > self.num_experts:
             raise ValueError(f"top_k({self.top_k}) exceeds num_experts({self.num_experts})")
+        if not self.shared_hidden_size and (self.shared_mix != "sum" or self.shared_norm):
+            raise ValueError("shared_mix and shared_norm need a shared_hidden_size above 0")
         return self
+
+
+class Window(Document):
+    """Which earlier tokens the queries of some layers see."""
+
+    size: Size = Field(description="tokens, the query's own included")
+    kind: Literal["sliding", "chunked"] = Field(
+        default="sliding",
+        description="the last tokens, or those of the query's own chunk (Llama 4)",
+    )
+    layers: tuple[int, ...] = Field(min_length=1, description="indices of the layers that have it")
 
 
 class ModelSpec(Document):
@@ -109,6 +187,26 @@ class ModelSpec(Document):
     norm: Literal["rms", "layer"] = "rms"
     learned_positions: Annotated[int, Field(ge=0, le=1 << 25)] = 0
     tied_embeddings: bool = False
+    window: Window | None = Field(
+        default=None, exclude_if=_is_none, description="null = all layers attend to all earlier"
+    )
+    layer_norms: Literal[1, 2, 4] = Field(
+        default=2,
+        exclude_if=lambda norms: norms == 2,
+        description="norms of a layer: one for both halves of a parallel layer (GPT-J), one before "
+        "each half, or one before and one behind each (Gemma 2)",
+    )
+    parallel_attention: bool = Field(
+        default=False,
+        exclude_if=operator.not_,
+        description="attention and feed-forward side by side from the same input (GPT-J, NeoX)",
+    )
+    head_bias: bool = Field(default=False, exclude_if=operator.not_)
+    num_mtp_modules: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0,
+        exclude_if=operator.not_,
+        description="multi-token prediction (DeepSeek-V3): each one more layer, head and loss",
+    )
     assumptions: tuple[str, ...] = Field(
         default=(), description="what the reader of a config had to assume or leave out"
     )
@@ -138,5 +236,35 @@ class ModelSpec(Document):
             raise ValueError(
                 f"moe_layers must be distinct and in 0..{self.num_layers - 1}; "
                 f"got {bad[:8] or 'repeats'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _windowed_layers_exist(self) -> "ModelSpec":
+        if self.window is None:
+            return self
+        layers = self.window.layers
+        bad = [i for i in layers if not 0 <= i < self.num_layers]
+        if bad or len(set(layers)) != len(layers):
+            raise ValueError(
+                f"window.layers must be distinct and in 0..{self.num_layers - 1}; "
+                f"got {bad[:8] or 'repeats'}"
+            )
+        if isinstance(self.attention, LatentAttention):
+            raise ValueError("window is given, but latent attention sees all earlier tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _halves_lie_as_priced(self) -> "ModelSpec":
+        if self.layer_norms == 1 and not self.parallel_attention:
+            raise ValueError("layer_norms is 1, which only a layer with parallel_attention has")
+        if not self.parallel_attention:
+            return self
+        if self.layer_norms == 4 or self.experts or isinstance(self.attention, LatentAttention):
+            raise ValueError(
+                "parallel_attention is priced with a dense feed-forward, usual attention and one "
+                "or two norms; got "
+                f"layer_norms={self.layer_norms}, {'some' if self.experts else 'no'} experts, "
+                f"attention of kind {self.attention.kind!r}"
             )
         return self

@@ -5,7 +5,7 @@ on pipeline rank ``s mod pp`` as its chunk ``s // pp``. Ranks with equal content
 of which the earliest decides memory because it has most micro-batches in flight.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -60,7 +60,7 @@ def balanced_layers(
         layer_costs: Cost of each layer, in any one unit, shape [layers].
         num_stages: Stages; at most ``len(layer_costs)``.
         first_extra: Cost of the first stage besides its layers (embedding).
-        last_extra: Cost of the last stage besides its layers (head and loss).
+        last_extra: Cost of the last stage besides its layers (head, loss, multi-token prediction).
 
     >>> balanced_layers([1.0] * 10, 4)
     (2, 3, 3, 2)
@@ -126,7 +126,8 @@ def _cut(
 def split_table(
     layer_kinds: Sequence[BlockKind],
     pipelines: Sequence[tuple[int, int]],
-    kind_costs: dict[BlockKind, float],
+    kind_costs: Mapping[BlockKind, float],
+    num_mtp_modules: int = 0,
 ) -> SplitTable:
     """Return the splits for every (pp, virtual_stages): even, and balanced by cost if that differs.
 
@@ -135,10 +136,13 @@ def split_table(
         pipelines: Pairs of pipeline ranks and chunks per rank, each with
             ``pp * virtual_stages <= len(layer_kinds)``.
         kind_costs: Relative cost of one block of each kind.
+        num_mtp_modules: Modules for multi-token prediction; they sit beside the head, as
+            Megatron-LM's --mtp-num-layers puts them.
     """
     costs = tuple(kind_costs[kind] for kind in layer_kinds)
     alike = (1.0,) * len(costs)
-    ends = kind_costs["embedding"], kind_costs["head"]
+    behind = num_mtp_modules * kind_costs["mtp"] if num_mtp_modules else 0
+    ends = kind_costs["embedding"], kind_costs["head"] + behind
     shapes: list[tuple[int, int]] = []
     layers: list[tuple[int, ...]] = []
     for pp, chunks in pipelines:
@@ -148,7 +152,8 @@ def split_table(
             shapes.append((pp, chunks))
             layers.append(split)
     profiles = [
-        _profiles(layer_kinds, split, pp) for split, (pp, _) in zip(layers, shapes, strict=True)
+        _profiles(layer_kinds, num_mtp_modules, split, pp)
+        for split, (pp, _) in zip(layers, shapes, strict=True)
     ]
     width = max((len(p) for p in profiles), default=1)
     counts = np.zeros((len(layers), width, len(BLOCK_KINDS)))
@@ -164,12 +169,13 @@ def split_table(
 
 
 def _profiles(
-    layer_kinds: Sequence[BlockKind], layers: tuple[int, ...], pp: int
+    layer_kinds: Sequence[BlockKind], num_mtp_modules: int, layers: tuple[int, ...], pp: int
 ) -> dict[tuple[int, ...], list[int]]:
     """Return the ranks of each distinct content, counts in the order of ``BLOCK_KINDS``."""
     content = np.zeros((pp, len(BLOCK_KINDS)), dtype=np.int64)
     content[0, BLOCK_KINDS.index("embedding")] += 1
     content[pp - 1, BLOCK_KINDS.index("head")] += 1
+    content[pp - 1, BLOCK_KINDS.index("mtp")] += num_mtp_modules
     start = 0
     for stage, size in enumerate(layers):
         for kind in layer_kinds[start : start + size]:

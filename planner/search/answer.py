@@ -150,6 +150,7 @@ def _model(model: ModelSpec) -> ModelSummary:
         vocab_size=model.vocab_size,
         num_params=parameter_count(model),
         num_active_params=parameter_count(model, active=True),
+        num_mtp_modules=model.num_mtp_modules,
         fingerprint=document_hash(model),
     )
 
@@ -243,7 +244,7 @@ def _prediction(problem: Problem, priced: Priced, spread: float, basis: str) -> 
     )
     step_time_s = breakdown.total_s()
     num_tokens = training.global_batch_size * training.seq_len
-    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len)
+    flop = num_tokens * model_flop_per_token(problem.model, training.seq_len, training.packing)
     peak = problem.device.peak_flop_per_s[training.precision] * gpus
     return Prediction(
         step_time_s=step_time_s,

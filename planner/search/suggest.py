@@ -39,8 +39,9 @@ def smallest_change(
     if nodes is not None:
         # those of an allocation are not enough, whichever they are
         return {"nodes": nodes} | ({"allocation": None} if request.allocation else {})
-    length = request.training.seq_len
-    while length % 2 == 0 and length > _SHORTEST_SEQUENCE:
+    length, packing = request.training.seq_len, request.training.packing
+    shortest = max(packing.lengths) * 2 if packing else 0  # documents must fit in the sequence
+    while length % 2 == 0 and length > _SHORTEST_SEQUENCE and length >= shortest:
         length //= 2
         change = {"training": {**request.training.model_dump(), "seq_len": length}}
         if _fits(request, change, build):

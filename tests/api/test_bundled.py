@@ -48,6 +48,12 @@ def test_every_bundled_model_is_listed_and_shown(client: Client) -> None:
         assert shown == listed[name]
         assert ModelSpec.model_validate(shown["spec"]).num_layers >= 1
         assert 0 < shown["num_active_params"] <= shown["num_params"]
+        assert bool(shown["num_mtp_params"]) == ("mtp" in shown["num_blocks"])
+    deepseek = listed["deepseek-v3"]
+    blocks = {"embedding": 1, "dense": 3, "moe": 58, "mtp": 1, "head": 1}
+    assert deepseek["num_blocks"] == blocks
+    assert list(deepseek["num_blocks"]) == list(blocks)
+    assert deepseek["num_mtp_params"] == pytest.approx(11.6e9, rel=0.01)
 
 
 def test_health_says_version_and_database(client: Client) -> None:

@@ -13,7 +13,7 @@ from planner.layout.candidates import (
     SCHEDULES,
     Candidates,
 )
-from planner.model.blocks import layer_kinds
+from planner.model.blocks import BLOCK_KINDS, layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import SplitTable, split_table
@@ -41,8 +41,8 @@ def fabric(num_gpus: int = 64, **changes: Any) -> Fabric:
 
 def splits(model: ModelSpec, *pipelines: tuple[int, int]) -> SplitTable:
     """Return the split table with every kind of layer equally costly."""
-    costs = {"embedding": 0.0, "dense": 1.0, "moe": 1.0, "head": 0.0}
-    return split_table(layer_kinds(model), pipelines, costs)  # type: ignore[arg-type]
+    costs = {kind: float(kind not in ("embedding", "head")) for kind in BLOCK_KINDS}
+    return split_table(layer_kinds(model), pipelines, costs, model.num_mtp_modules)
 
 
 def problem(

@@ -184,6 +184,46 @@ def test_a_hugging_face_config_is_named_after_its_folder(run: Run, tmp_path: Pat
     assert "tiny-llama" in run("model", "show", str(config))[1]
 
 
+def test_packed_documents_are_planned_with_their_own_attention(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "packing.json"
+    file.write_text(json.dumps({"lengths": [1024, 256], "counts": [1, 12]}))
+    words = ["plan", "-t", "dgx-h100", "-n", "2", "-m", "llama3-8b", "-b", "64", "-s", "8192"]
+    whole, packed = (
+        Plan.model_validate_json(run(*words, *more, "--json")[1])
+        for more in ([], ["--packing", str(file)])
+    )
+    assert packed.prediction.model_flop_per_step < whole.prediction.model_flop_per_step
+    assert packed.prediction.step_time_s < whole.prediction.step_time_s
+    # (1024**3 + 12 * 256**3) / (1024**2 + 12 * 256**2) tokens
+    assert any("over 695 tokens" in line for line in packed.assumptions)
+    assert not any("packed" in line for line in whole.assumptions)
+    assert "packing documents" in "".join(launch_notes(packed))
+    assert "packing documents" not in "".join(launch_notes(whole))
+    assert "packing" not in json.loads(whole.model_dump_json())["training"]
+    for wrong, said in (
+        ({"lengths": [9000], "counts": [1]}, "9000 tokens, but a sequence holds seq_len=8192"),
+        ({"lengths": [8]}, "training.packing.counts"),
+        ([8], "training.packing"),
+    ):
+        file.write_text(json.dumps(wrong))
+        status, _, err = run(*words, "--packing", str(file))
+        assert status == 2
+        assert said in err
+        assert "Traceback" not in err
+    file.write_text(json.dumps({"lengths": [8], "counts": [1]}))
+    status, _, err = run(*PLAN, "--packing", str(file))
+    assert status == 2
+    assert "training.packing=given: the executor's attention does not" in err
+
+
+def test_a_model_is_shown_with_its_blocks(run: Run) -> None:
+    _, out, _ = run("model", "show", "deepseek-v3")
+    assert "671 B parameters, 37.6 B active; 11.6 B more for multi-token prediction" in out
+    for kind, number in (("dense", "3"), ("moe", "58"), ("mtp", "1")):
+        assert any(line.split()[:2] == [kind, number] for line in out.splitlines())
+    assert "3 dense, 58 moe, 1 mtp" in run("model", "list")[1]
+
+
 # -------------------------------------------------------------------------------- bad input
 
 

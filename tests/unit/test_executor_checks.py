@@ -13,6 +13,8 @@ from planner.plan import (
     Collective,
     ContextExchange,
     Layout,
+    ModelSummary,
+    Packing,
     Pipeline,
     Plan,
     Probe,
@@ -122,6 +124,11 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
     "half a chunk": (with_sequence(10, cp=2), "training.seq_len=10 with cp=2 (need a multiple of"),
     "tokens over tp": (with_sequence(9, tp=2), "training.seq_len=9 with tp*cp=2 (need a multiple"),
     "chunks over tp": (with_sequence(12, tp=4, cp=2), "training.seq_len=12 with tp*cp=8"),
+    "packed": (
+        with_field(DP4, "training", packing=Packing(lengths=(4,), counts=(1,))),
+        "training.packing (attention does not stop",
+    ),
+    "mtp": (with_field(DP4, "model", num_mtp_modules=1), "model.num_mtp_modules=1"),
     "selective": (make_plan(recompute="selective"), "recompute='selective'"),
     "fp8": (make_plan(precision="fp8"), "training.precision='fp8'"),
     "fp16": (make_plan(precision="fp16"), "training.precision='fp16'"),
@@ -272,5 +279,9 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
-        "expert_load",
+        "expert_load", "packing",
+    }  # fmt: skip
+    assert set(ModelSummary.model_fields) == {
+        "name", "num_layers", "hidden_size", "vocab_size", "num_params", "num_active_params",
+        "num_mtp_modules", "fingerprint",
     }  # fmt: skip

@@ -7,14 +7,28 @@ from pydantic import ValidationError
 
 from planner.model.blocks import (
     BLOCK_KINDS,
+    BlockKind,
     attention_flop_per_token,
+    block_flop_per_token,
+    block_kinds,
     block_parameters,
+    has_experts,
     layer_kinds,
     model_flop_per_token,
+    mtp_parameter_count,
     parameter_count,
 )
 from planner.model.bundled import load_model
-from planner.model.spec import Attention, FeedForward, MixtureOfExperts, ModelSpec
+from planner.model.spec import (
+    Attention,
+    FeedForward,
+    Indexer,
+    LatentAttention,
+    MixtureOfExperts,
+    ModelSpec,
+    Window,
+)
+from planner.plan import Packing, document_hash
 
 # Written out from the shapes: attention, feed-forward, norms; embedding, head, last norm.
 LLAMA3_8B = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
@@ -87,8 +101,10 @@ def test_parameters_are_as_published(name, total, total_unit, active, active_uni
 
 def test_deepseek_v3_attention_has_187_million_parameters_per_layer():
     block = block_parameters(load_model("deepseek-v3"), "moe")
-    assert block.attention == DEEPSEEK_MLA - 1536 - 512
-    assert block.attention == pytest.approx(187.1e6, rel=1e-3)
+    router = 256 * 7168
+    assert block.attention + block.whole - router == DEEPSEEK_MLA - 1536 - 512
+    assert block.attention + block.whole - router == pytest.approx(187.1e6, rel=1e-3)
+    assert block.whole - router == 7168 * (1536 + 512 + 64)
 
 
 def test_gpt3_equals_the_formula_of_megatron_lm():
@@ -119,7 +135,14 @@ def test_deepseek_flop_per_token_is_six_per_active_weight_plus_attention():
     norms = 61 * (2 * 7168 + 1536 + 512) + 7168
     weights = deepseek_v3(8) - 129280 * 7168 - norms
     cores = 61 * 3 * 4096 * 128 * (192 + 128)
-    assert model_flop_per_token(load_model("deepseek-v3"), 4096) == 6 * weights + cores
+    model = load_model("deepseek-v3")
+    without = model.model_copy(update={"num_mtp_modules": 0})
+    assert model_flop_per_token(without, 4096) == 6 * weights + cores
+    # its module for multi-token prediction: a layer with experts, the projection and the head
+    layer = DEEPSEEK_MLA - 1536 - 512 + 9 * 3 * 7168 * 2048 + 256 * 7168
+    module = layer + 2 * 7168**2 + 129280 * 7168
+    more = model_flop_per_token(model, 4096) - model_flop_per_token(without, 4096)
+    assert more == 6 * module + cores / 61
 
 
 def test_tied_head_owns_no_matrix_but_is_computed():
@@ -181,15 +204,116 @@ def test_parameters_grow_by_one_block_per_layer(layers, num_experts, data, share
 
 def test_attention_flop_counts_half_the_square():
     # Two matmuls of 2 · s · d_head flop per head and token, half of it masked away.
-    assert attention_flop_per_token(small(), 128) == 4 * (2 * 2 * 128 * 16) / 2
+    assert attention_flop_per_token(small(), "dense", 128) == 4 * (2 * 2 * 128 * 16) / 2
 
 
 def test_every_kind_has_a_count():
     experts = MixtureOfExperts(num_experts=4, top_k=2, expert_hidden_size=24)
-    model = small(experts=experts, moe_layers=(1,))
+    model = small(
+        num_layers=4,
+        experts=experts,
+        moe_layers=(1, 2),
+        window=Window(size=8, layers=(2, 3)),
+        num_mtp_modules=2,
+    )
+    assert layer_kinds(model) == ("dense", "moe", "moe_window", "dense_window")
+    assert block_kinds(model) == BLOCK_KINDS
     per_kind = {kind: block_parameters(model, kind).total() for kind in BLOCK_KINDS}
     assert all(per_kind.values())
-    assert parameter_count(model) == sum(per_kind.values()) + per_kind["dense"]
+    assert parameter_count(model) == sum(n for kind, n in per_kind.items() if kind != "mtp")
+    assert mtp_parameter_count(model) == 2 * per_kind["mtp"]
+
+
+def test_a_module_for_multi_token_prediction_is_a_projection_and_a_layer_like_the_last():
+    experts = MixtureOfExperts(num_experts=4, top_k=2, expert_hidden_size=24)
+    cases: tuple[tuple[tuple[int, ...], BlockKind], ...] = (((2,), "moe"), ((1,), "dense"))
+    for moe_layers, last in cases:
+        model = small(experts=experts, moe_layers=moe_layers, num_mtp_modules=1)
+        own = block_parameters(model, "mtp").total() - block_parameters(model, last).total()
+        assert own == 2 * 64 * 64 + 3 * 64
+        assert has_experts(model, "mtp") == (last == "moe")
+        flop = block_flop_per_token(model, "mtp", 16) - block_flop_per_token(model, last, 16)
+        assert flop == 2 * 2 * 64 * 64 + block_flop_per_token(model, "head", 16)
+
+
+def test_windowed_layers_have_the_same_weights_and_less_attention():
+    window = Window(size=16, layers=(0, 2))
+    model, full = small(window=window), small()
+    assert parameter_count(model) == parameter_count(full)
+    saved = full_attention = 4 * 2 * 2 * 16 * 128 / 2
+    saved -= 4 * 2 * 2 * 16 * (16 * 128 - 16**2 / 2) / 128
+    assert attention_flop_per_token(full, "dense", 128) == full_attention
+    less = model_flop_per_token(full, 128) - model_flop_per_token(model, 128)
+    assert less == pytest.approx(3 * 2 * saved)
+    assert model_flop_per_token(model, 16) == model_flop_per_token(full, 16)
+
+
+def test_packed_documents_attend_within_their_own():
+    packing = Packing(lengths=(64, 32), counts=(1, 2))
+    model = small()
+    cores = attention_flop_per_token(model, "dense", 128)
+    packed = attention_flop_per_token(model, "dense", 128, packing)
+    assert packed == pytest.approx(cores * (64**2 + 2 * 32**2) / 128 / 128)
+    less = model_flop_per_token(model, 128) - model_flop_per_token(model, 128, packing)
+    assert less == pytest.approx(3 * 3 * (cores - packed))
+    whole = Packing(lengths=(128,), counts=(7,))
+    assert model_flop_per_token(model, 128, whole) == model_flop_per_token(model, 128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [
+        ({"parallel_attention": True, "layer_norms": 1}, 3 * -64),
+        ({"parallel_attention": True}, 0),
+        ({"layer_norms": 4}, 3 * 2 * 64),
+        ({"head_bias": True}, 100),
+        (
+            {"attention": Attention(num_heads=4, num_kv_heads=2, head_dim=16, sinks=True)},
+            3 * 4,
+        ),
+    ],
+)
+def test_norms_sinks_and_the_head_bias_are_counted(fields, more):
+    assert parameter_count(small(**fields)) - parameter_count(small()) == more
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [
+        ({"bias": True}, 8 * (2 * 24 + 64)),
+        ({"router_bias": True}, 8),
+        ({"shared_hidden_size": 40}, 3 * 64 * 40),
+        ({"shared_hidden_size": 40, "shared_mix": "gate"}, 3 * 64 * 40 + 64),
+        # DeepSpeed's residual mixture of experts: nn.Linear(hidden_size, 2)
+        ({"shared_hidden_size": 40, "shared_mix": "coefficients"}, 3 * 64 * 40 + 2 * 64 + 2),
+        ({"shared_hidden_size": 40, "shared_norm": True}, 3 * 64 * 40 + 64),
+    ],
+)
+def test_what_stands_beside_the_experts_is_counted(fields, more):
+    def model(**changes: object) -> ModelSpec:
+        experts = {"num_experts": 8, "top_k": 2, "expert_hidden_size": 24, **changes}
+        return small(experts=experts, moe_layers=(0, 1, 2))
+
+    assert parameter_count(model(**fields)) - parameter_count(model()) == 3 * more
+
+
+def test_an_indexer_has_queries_from_the_latent_one_key_and_a_weight_per_head():
+    latent = LatentAttention(
+        num_heads=4,
+        q_lora_rank=24,
+        kv_lora_rank=16,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=8,
+    )
+    sparse = latent.model_copy(update={"indexer": Indexer(num_heads=2, head_dim=8, top_k=4)})
+    weights = 24 * 2 * 8 + 64 * 8 + 64 * 2
+    models = [small(attention=a) for a in (latent, sparse)]
+    plain, found = (block_parameters(model, "dense") for model in models)
+    assert found.whole - plain.whole == weights
+    assert found.replicated - plain.replicated == 2 * 8
+    plain_flop, flop = (block_flop_per_token(model, "dense", 32) for model in models)
+    assert flop - plain_flop == 2 * weights
 
 
 @pytest.mark.parametrize(
@@ -205,6 +329,25 @@ def test_every_kind_has_a_count():
             "about .* weights",
         ),
         ({"vocab_size": 0}, "vocab_size"),
+        ({"window": {"size": 0, "layers": (0,)}}, "size"),
+        ({"window": {"size": 8, "layers": (3,)}}, "window.layers must be distinct and in 0..2"),
+        ({"window": {"size": 8, "layers": (1, 1)}}, "repeats"),
+        ({"window": {"size": 8, "layers": ()}}, "at least 1 item"),
+        ({"layer_norms": 1}, "only a layer with parallel_attention has"),
+        ({"parallel_attention": True, "layer_norms": 4}, "got layer_norms=4, no experts"),
+        ({"num_mtp_modules": -1}, "num_mtp_modules"),
+        (
+            {
+                "experts": {
+                    "num_experts": 2,
+                    "top_k": 1,
+                    "expert_hidden_size": 8,
+                    "shared_mix": "gate",
+                },
+                "moe_layers": (0,),
+            },
+            "need a shared_hidden_size",
+        ),
         (
             {"attention": {"kind": "gqa", "num_heads": 6, "num_kv_heads": 4, "head_dim": 8}},
             "multiple",
@@ -214,6 +357,13 @@ def test_every_kind_has_a_count():
 def test_impossible_spec_is_refused(fields, message):
     with pytest.raises(ValidationError, match=message):
         ModelSpec.model_validate({**small().model_dump(exclude=set(fields)), **fields})
+
+
+def test_what_a_spec_does_not_say_is_not_in_its_document():
+    """Fields that are younger than a document change no hash of it."""
+    # the hash before windows, norms, multi-token prediction, sinks, indexers existed
+    assert document_hash(load_model("llama3-8b")) == "25fad7c31420e59c"
+    assert document_hash(load_model("mixtral-8x7b")) == "08e26b6cc0e1d5f4"
 
 
 @pytest.mark.parametrize("kind", [{}, {"kind": "gqa"}])

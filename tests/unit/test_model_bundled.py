@@ -60,7 +60,8 @@ def test_shapes_that_are_easily_read_wrong():
     assert deepseek.moe_layers == tuple(range(3, 61))
     assert deepseek.experts is not None
     assert deepseek.experts.shared_hidden_size == 2048
-    assert any("multi-token prediction" in line for line in deepseek.assumptions)
+    assert deepseek.num_mtp_modules == 1
+    assert any("num_nextn_predict_layers is 1" in line for line in deepseek.assumptions)
     # 32 heads of 128 on a hidden size of 2048: head_dim is no quotient here.
     assert qwen.attention.kind == "gqa"
     assert (qwen.attention.head_dim, qwen.attention.qk_norm) == (128, "head")

@@ -1,83 +1,26 @@
 """Published ``config.json`` files become models of the published size, or are refused by name."""
 
-import json
 import random
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
-from planner.model.blocks import parameter_count
+from planner.model.blocks import (
+    BlockKind,
+    block_parameters,
+    mtp_parameter_count,
+    num_blocks,
+    parameter_count,
+)
 from planner.model.families import FAMILIES
 from planner.model.huggingface import model_from_config
 from planner.model.reader import KEYS
-from planner.model.spec import ModelSpec
-
-FOLDER = Path(__file__).parent.parent / "data" / "hf-config"
-SAMPLES: dict[str, dict[str, Any]] = {
-    path.stem: json.loads(path.read_text())
-    for path in sorted(FOLDER.glob("*.json"))
-    if path.stem != "sources"
-}
-
-
-class Published(NamedTuple):
-    """Total and active parameters, each with the unit of its last digit, and who says so."""
-
-    total: float
-    unit: float
-    source: str
-    active: float | None = None
-    active_unit: float = 0.0
-    lookup_counted: bool = True
-
-
-PUBLISHED = {
-    "EleutherAI_gpt-j-6b": Published(6_053_381_344, 1, "model card: n_parameters"),
-    "EleutherAI_gpt-neo-2.7B": Published(2.7e9, 1e8, "model card"),
-    "MiniMaxAI--MiniMax-M2.5": Published(
-        230e9, 1e10, "MiniMax-M2 model card", 10e9, 1e9, lookup_counted=False
-    ),
-    # The file is llm-analysis' stand-in; the figure is of the model itself, 3 x 11008 wide.
-    "NousResearch_Llama-2-7b-hf": Published(6_738_415_616, 1, "arXiv 2307.09288, by shapes"),
-    "OLMoE-1B-7B-minimal": Published(6.92e9, 1e7, "arXiv 2409.02060", 1.28e9, 1e7),
-    "Phi-mini-MoE-instruct": Published(7.6e9, 1e8, "arXiv 2506.18349", 2.4e9, 1e8),
-    "Qwen--Qwen3-235B-A22B": Published(235e9, 1e9, "arXiv 2505.09388", 22e9, 1e9),
-    "Qwen--Qwen3-30B-A3B": Published(30.5e9, 1e8, "model card", 3.3e9, 2e8),
-    "Qwen--Qwen3-8B": Published(8.2e9, 1e8, "model card"),
-    "Qwen--Qwen3-Coder-480B-A35B-Instruct": Published(480e9, 1e9, "model card", 35e9, 1e9),
-    "Qwen2.5-VL-7B-Instruct": Published(7.61e9, 1e7, "Qwen2.5-7B model card: its language model"),
-    "XiaomiMiMo--MiMo-7B-Base": Published(7e9, 2e9, "arXiv 2505.07608: 7B"),
-    "deepseek-ai--DeepSeek-V3": Published(671e9, 1e9, "arXiv 2412.19437", 37e9, 2e9),
-    "facebook_opt-6.7b": Published(6.7e9, 1e8, "arXiv 2205.01068"),
-    "facebook_opt-66b": Published(66e9, 1e9, "arXiv 2205.01068"),
-    "gpt2": Published(124e6, 1e6, "github.com/openai/gpt-2"),
-    "gpt2-xl": Published(1558e6, 1e6, "github.com/openai/gpt-2"),
-    "granite-3.1-1b-a400m-like": Published(1.3e9, 1e8, "model card", 400e6, 1e8),
-    "meta-llama--Llama-4-Maverick-17B-128E-Instruct": Published(
-        400e9, 1e9, "model card", 17e9, 1e9
-    ),
-    "meta-llama--Meta-Llama-3.1-405B": Published(405e9, 1e9, "arXiv 2407.21783"),
-    "meta-llama--Meta-Llama-3.1-70B": Published(70.6e9, 1e8, "model card"),
-    "meta-llama--Meta-Llama-3.1-8B": Published(8.03e9, 1e7, "model card"),
-    "microsoft_Phi-3-mini-4k-instruct": Published(3.8e9, 1e8, "arXiv 2404.14219"),
-    "mistralai--Mixtral-8x22B-v0.1": Published(141e9, 1e9, "Mistral's announcement", 39e9, 1e9),
-    "mistralai--Mixtral-8x7B-v0.1": Published(47e9, 1e9, "arXiv 2401.04088", 13e9, 1e9),
-    "moonshotai--Kimi-K2-Instruct": Published(
-        1e12, 1e11, "model card: 1T and 32B", 32e9, 1e9, lookup_counted=False
-    ),
-    # Table 1; "we count the unembedding but not the embedding" as active.
-    "openai--gpt-oss-120b": Published(
-        116.83e9, 1e7, "arXiv 2508.10925", 5.13e9, 1e7, lookup_counted=False
-    ),
-    "openai--gpt-oss-20b": Published(
-        20.91e9, 1e7, "arXiv 2508.10925", 3.61e9, 1e7, lookup_counted=False
-    ),
-    "upstage_Llama-2-70b-instruct-v2": Published(69e9, 1e9, "Llama-2-70b model card"),
-}
+from planner.model.spec import ModelSpec, Window
+from tests.unit.published_models import PUBLISHED, REFUSED, SAMPLES, SOURCES
+from tests.unit.transformers_models import transformers_count
 
 # Where the published figure is round, the shapes written out: (attention, feed-forward, norms and
 # the rest) per layer, then embedding, head and last norm.
@@ -95,6 +38,7 @@ BY_SHAPES = {
         32 * (2 * 4096**2 + 2 * 4096 * 1024 + 2 * 4096 + 2 * 1024 + 4 * 4096)
         + 32 * 16 * (3 * 4096 * 960 + 4096)
         + (2 * 32064 + 2) * 4096
+        + 32064
     ),
     "XiaomiMiMo--MiMo-7B-Base": (
         36 * (2 * 4096**2 + 2 * 4096 * 1024 + 4096 + 2 * 1024 + 3 * 4096 * 11008 + 2 * 4096)
@@ -123,18 +67,10 @@ BY_SHAPES = {
     ),
 }
 
-REFUSED = {
-    "Qwen--Qwen3.5-27B": ("model_type", "hybrid"),
-    "Qwen3-Next-80B-A3B": ("model_type", "hybrid"),
-    "deepseek-ai--DeepSeek-V3.2": ("model_type", "indexer"),
-    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("model_type", "hybrid"),
-    "zai-org--GLM-5": ("model_type", "indexer"),
-}
-
 
 def test_every_sample_is_either_a_model_or_refused_and_names_its_origin():
     assert set(SAMPLES) == set(PUBLISHED) | set(REFUSED)
-    assert {Path(f).stem for f in json.loads((FOLDER / "sources.json").read_text())} == set(SAMPLES)
+    assert {f.removesuffix(".json") for f in SOURCES} == set(SAMPLES)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -152,13 +88,77 @@ def test_sample_has_the_published_number_of_parameters(name):
         assert abs(active - published.active) <= tolerance
 
 
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_sample_has_the_parameters_of_its_module_in_transformers(name):
+    """Every one: attention, experts, norms, biases, sinks, indexers, positions."""
+    model, module = model_from_config(SAMPLES[name], name), transformers_count(SAMPLES[name])
+    # its file is llm-analysis' stand-in: two matrices of 16384 for three of 11008
+    missing = 32 * 4096 * (3 * 11008 - 2 * 16384) if name == "NousResearch_Llama-2-7b-hf" else 0
+    assert parameter_count(model) + missing == module.total
+    assert parameter_count(model, active=True) + missing == module.active
+    assert parameter_count(model) == pytest.approx(module.total, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "rel"),
+    [
+        # README_WEIGHTS.md of DeepSeek-V3: 11.5B of its own, without the shared embedding and head
+        ("deepseek-ai--DeepSeek-V3", 11.5e9, 0.01),
+        # by shapes: attention with its biases, feed-forward; norms and projection
+        (
+            "XiaomiMiMo--MiMo-7B-Base",
+            2 * 4096**2
+            + 2 * 4096 * 1024
+            + 4096
+            + 2 * 1024
+            + 3 * 4096 * 11008
+            + 2 * 4096**2
+            + 5 * 4096,
+            1e-12,
+        ),
+    ],
+)
+def test_modules_for_multi_token_prediction_have_their_published_size(name, published, rel):
+    model = model_from_config(SAMPLES[name], name)
+    assert model.num_mtp_modules == 1
+    assert mtp_parameter_count(model) == pytest.approx(published, rel=rel)
+    layer: BlockKind = "moe" if model.experts else "dense"
+    own = block_parameters(model, "mtp").total() - block_parameters(model, layer).total()
+    assert own == 2 * model.hidden_size**2 + 3 * model.hidden_size
+
+
+def test_multi_token_prediction_is_said_and_can_be_left_out():
+    config = SAMPLES["MiniMaxAI--MiniMax-M2.5"]
+    model = model_from_config(config, "m2")
+    assert model.num_mtp_modules == 3
+    assert model.assumptions == ("num_mtp_modules is 3: trained too; set it to 0 to train without",)
+    for without in ({"num_mtp_modules": 0}, {"use_mtp": False}):
+        assert model_from_config({**config, **without}, "m2").num_mtp_modules == 0
+    with pytest.raises(InvalidInputError, match="mtp_transformer_layers is 2; need 1"):
+        model_from_config({**config, "mtp_transformer_layers": 2}, "m2")
+
+
+def test_an_indexer_that_layers_share_is_refused():
+    config = SAMPLES["zai-org--GLM-5"]
+    for changes, key in (
+        ({"index_topk_freq": 4}, "index_topk_freq"),
+        ({"index_topk_pattern": "FSSF"}, "index_topk_pattern"),
+        ({"indexer_types": ["full", "shared"]}, "indexer_types"),
+    ):
+        with pytest.raises(InvalidInputError, match="need one in every layer") as caught:
+            model_from_config({**config, **changes}, "glm")
+        assert caught.value.where == f"model.huggingface.{key}"
+    assert any("scores" in line for line in model_from_config(config, "glm").assumptions)
+
+
 @pytest.mark.parametrize("name", sorted(BY_SHAPES))
 def test_sample_has_the_parameters_of_its_shapes(name):
     assert parameter_count(model_from_config(SAMPLES[name], name)) == BY_SHAPES[name]
 
 
 # Shapes and totals of the model cards of BLOOM-176B, GPT-NeoX-20B, Mistral-7B-v0.1, Gemma-2B, DBRX,
-# DeepSeek-V2-Lite and Qwen1.5-MoE-A2.7B; the shapes in the keys of the family.
+# DeepSeek-V2-Lite, Qwen1.5-MoE-A2.7B, Phi-2 and Snowflake Arctic (480B; 479B by its safetensors);
+# the shapes in the keys of the family.
 OTHERS: dict[str, tuple[dict[str, Any], float]] = {
     "bloom": (
         {"n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880},
@@ -246,6 +246,31 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         },
         14.3e9,
     ),
+    "phi": (
+        {
+            "hidden_size": 2560,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "intermediate_size": 10240,
+            "vocab_size": 51200,
+        },
+        2_779_683_840,
+    ),
+    "arctic": (
+        {
+            "hidden_size": 7168,
+            "num_hidden_layers": 35,
+            "num_attention_heads": 56,
+            "num_key_value_heads": 8,
+            "intermediate_size": 4864,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 2,
+            "moe_layer_frequency": 1,
+            "parallel_attn_mlp_res": True,
+            "vocab_size": 32000,
+        },
+        479e9,
+    ),
 }
 
 
@@ -254,6 +279,18 @@ def test_other_families_have_their_published_size(model_type):
     shape, total = OTHERS[model_type]
     model = model_from_config({"model_type": model_type, **shape}, model_type)
     assert parameter_count(model) == pytest.approx(total, rel=0.005)
+
+
+def test_arctic_has_a_dense_feed_forward_beside_the_experts_and_17_billion_active():
+    model = model_from_config({"model_type": "arctic", **OTHERS["arctic"][0]}, "arctic")
+    assert model.experts is not None
+    assert (model.experts.shared_hidden_size, model.experts.shared_norm) == (7168, True)
+    # model card: 480B total, 17B active
+    assert parameter_count(model, active=True) == pytest.approx(17e9, abs=0.5e9)
+    sparse = model_from_config(
+        {"model_type": "arctic", **OTHERS["arctic"][0], "moe_layer_frequency": 5}, "arctic"
+    )
+    assert sparse.moe_layers == tuple(range(4, 35, 5))
 
 
 @pytest.mark.parametrize(("value", "kv_heads"), [(True, 1), (None, 1), (False, 16)])
@@ -411,6 +448,7 @@ def test_wrong_value_is_refused_with_its_path(changes, key, word):
         ({"mlp_only_layers": [-1]}, "mlp_only_layers", "integers from 0"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step", "from 1"),
         ({"moe_layer_freq": [1]}, "moe_layer_freq", "has 1 entries"),
+        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types", "has 1 entries"),
     ],
 )
 def test_wrong_experts_are_refused_with_their_path(changes, key, word):
@@ -474,6 +512,8 @@ def test_sizes_that_are_each_possible_but_not_together_are_refused():
         ({"decoder_sparse_step": 2, "mlp_only_layers": [3]}, (1, 5, 7)),
         ({"interleave_moe_layer_step": 4}, (3, 7)),
         ({"expert_layer_period": 4, "expert_layer_offset": 1}, (1, 5)),
+        ({"moe_layer_frequency": 3}, (2, 5)),
+        ({"mlp_layer_types": ["dense"] * 5 + ["sparse"] * 3}, (5, 6, 7)),
         ({}, tuple(range(8))),
     ],
 )
@@ -483,26 +523,82 @@ def test_layers_with_experts_follow_each_family_s_rule(rules, layers):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes", "noted"),
+    ("model_type", "changes", "size", "layers"),
     [
-        ("mistral", {"sliding_window": 4096}, "4096 tokens in up to 2 layers"),
-        ("mistral", {"sliding_window": None}, None),
-        ("mistral", {}, "4096 tokens"),
-        ("qwen2", {"sliding_window": 128, "use_sliding_window": False}, None),
-        ("qwen2", {"sliding_window": 128, "use_sliding_window": True}, "128 tokens"),
+        ("mistral", {"sliding_window": 4096}, 4096, (0, 1)),
+        ("mistral", {"sliding_window": None}, None, ()),
+        ("mistral", {}, 4096, (0, 1)),
+        ("qwen2", {"sliding_window": 128, "use_sliding_window": False}, None, ()),
+        (
+            "qwen2",
+            {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1},
+            128,
+            (1,),
+        ),
+        ("qwen2", {"sliding_window": 128, "use_sliding_window": True}, None, ()),  # from 28 on
         (
             "llama",
             {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64},
-            "64 tokens in up to 1 layers",
+            64,
+            (0,),
         ),
-        ("llama", {"layer_types": ["full_attention"] * 2}, None),
+        ("llama", {"layer_types": ["full_attention"] * 2}, None, ()),
+        ("gpt_neo", {}, 256, (1,)),
+        ("gpt_neo", {"attention_types": [[["local"], 2]], "window_size": 64}, 64, (0, 1)),
+        ("gpt_neo", {"attention_layers": ["local", "global"]}, 256, (0,)),
+        ("gemma3_text", {"sliding_window_pattern": 2}, 4096, (0,)),
+        ("gemma2", {"sliding_window": 1024}, 1024, (0,)),
     ],
 )
-def test_windowed_attention_is_listed_when_it_is_on(model_type, changes, noted):
-    model = model_from_config({**SMALL, "model_type": model_type, **changes}, "small")
-    about_windows = [line for line in model.assumptions if "full causal attention" in line]
-    assert len(about_windows) == (noted is not None)
-    assert all(noted is not None and noted in line for line in about_windows)
+def test_windows_lie_where_the_family_has_them(model_type, changes, size, layers):
+    config = {**SMALL, "model_type": model_type, "n_positions": 2048, **changes}
+    window = model_from_config(config, "small").window
+    assert window == (None if size is None else Window(size=size, layers=layers))
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"EleutherAI_gpt-neo-2.7B"}))
+def test_windowed_layers_are_those_of_transformers(name):
+    """Newer classes say of every layer what it attends to; GPT-Neo's rule is tested above."""
+    from transformers import CONFIG_MAPPING
+
+    config = SAMPLES[name]
+    model_type = config["model_type"]
+    types: list[str] = []
+    if model_type in CONFIG_MAPPING:
+        kept = {k: v for k, v in config.items() if v is not None and "quantization" not in k}
+        read = CONFIG_MAPPING[model_type](**kept).get_text_config()
+        types = getattr(read, "layer_types", None) or []
+    windowed = tuple(i for i, kind in enumerate(types) if kind[:7] in ("sliding", "chunked"))
+    window = model_from_config(config, name).window
+    if types:
+        assert (window.layers if window else ()) == windowed
+
+
+def test_llama_4_attends_in_chunks_and_every_fourth_layer_to_all():
+    name = "meta-llama--Llama-4-Maverick-17B-128E-Instruct"
+    model = model_from_config(SAMPLES[name], name)
+    assert model.window is not None
+    assert (model.window.size, model.window.kind) == (8192, "chunked")
+    assert num_blocks(model) == {
+        "embedding": 1,
+        "dense_window": 24,  # even layers are dense, every fourth, an odd one, sees all
+        "moe": 12,
+        "moe_window": 12,
+        "head": 1,
+    }
+
+
+def test_a_window_without_a_size_is_refused():
+    config = {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]}
+    with pytest.raises(InvalidInputError, match="sliding_window is missing"):
+        model_from_config(config, "small")
+
+
+@pytest.mark.parametrize("value", [7, [["global", "local"]], [[["near"], 2]], [[["local"], -1]]])
+def test_attention_types_that_are_none_are_refused(value):
+    config = {**SMALL, "model_type": "gpt_neo", "n_positions": 64, "attention_types": value}
+    with pytest.raises(InvalidInputError, match="need pairs"):
+        model_from_config(config, "neo")
 
 
 def test_nested_language_model_is_read_and_the_rest_listed():

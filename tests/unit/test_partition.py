@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.model.blocks import BLOCK_KINDS, layer_kinds
+from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds, num_blocks
 from planner.model.bundled import load_model
 from planner.pipeline.partition import balanced_layers, split_table
 
@@ -42,14 +42,28 @@ def test_no_cut_is_better(costs: list[float], stages: int, first: float, last: f
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (4, 2), (7, 1), (16, 1)])
 def test_profiles_hold_every_block_once(name: str, shape: tuple[int, int]) -> None:
     model = load_model(name)
-    costs = {"embedding": 0.0, "dense": 1.0, "moe": 3.0, "head": 2.0}
-    table = split_table(layer_kinds(model), [shape], costs)  # type: ignore[arg-type]
+    costs: dict[BlockKind, float] = dict.fromkeys(BLOCK_KINDS, 1.0) | {"moe": 3.0, "head": 2.0}
+    table = split_table(layer_kinds(model), [shape], costs, model.num_mtp_modules)
     for split in range(len(table.layers)):
         assert sum(table.layers[split]) == model.num_layers
         assert table.multiplicity[split].sum() == shape[0]
         blocks = (table.counts[split] * table.multiplicity[split][:, None]).sum(axis=0)
-        expected = [1.0, *(layer_kinds(model).count(k) for k in ("dense", "moe")), 1.0]
-        assert blocks.tolist() == expected
+        assert dict(zip(BLOCK_KINDS, blocks, strict=True)) == {
+            kind: num_blocks(model).get(kind, 0) for kind in BLOCK_KINDS
+        }
+        last = int(np.argmax(table.first_rank[split] * (table.multiplicity[split] > 0)))
+        for kind in ("mtp", "head"):
+            at = BLOCK_KINDS.index(kind)
+            assert table.counts[split][last][at] == num_blocks(model).get(kind, 0)
         used = table.multiplicity[split] > 0
         assert len(set(table.first_rank[split][used])) == used.sum()
         assert table.counts[split][0][BLOCK_KINDS.index("embedding")] == 1
+
+
+def test_multi_token_prediction_beside_the_head_moves_layers_away_from_it() -> None:
+    costs: dict[BlockKind, float] = dict.fromkeys(BLOCK_KINDS, 1.0) | {"embedding": 0.0}
+    layers = {
+        modules: split_table(["dense"] * 12, [(4, 1)], costs, modules).layers for modules in (0, 2)
+    }
+    assert layers[0] == ((3, 3, 3, 3),)  # 3 layers and the head cost no more than 4 layers
+    assert layers[2] == ((3, 3, 3, 3), (3, 4, 4, 1))

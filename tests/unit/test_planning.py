@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from planner.calibrate.measured import with_curves
+from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, InvalidInputError, UnknownNameError
+from planner.model.blocks import BLOCK_KINDS
+from planner.model.bundled import load_model
 from planner.plan import MeasuredCurve, Plan, canonical_json
 from planner.planning import make_plan
 from planner.request import PlanRequest
 from planner.resolving import build_problem, resolve
+from planner.search.suggest import smallest_change
 
 BATCH = {"global_batch_size": 64, "seq_len": 8192}
 
@@ -157,6 +161,14 @@ def test_unknown_names_list_the_nearest() -> None:
         ({"nodes": 5000}, "from 1 to 4096"),
         ({"model": "gpt3-175b"}, "2048 learned positions"),
         ({"constraints": {"ep": 8}}, "has no experts"),
+        (
+            {"model": "deepseek-v3", "framework": "executor"},
+            "deepseek-v3: model.attention.kind='mla': it cuts plain heads alone; .*try one of",
+        ),
+        (
+            {"model": {**load_model("llama3-8b").model_dump(), "parallel_attention": True}},
+            "llama3-8b: model.parallel_attention=true: Megatron-LM's layer computes",
+        ),
         ({"constraints": {"virtual_stages": 13}}, "at most 12"),
         ({"constraints": {"tp": 4, "pp": 8, "dp": 9}}, "constraints.dp=9"),
         ({"constraints": {"tp": 8, "pp": 16, "cp": 2}}, "dropping tp or cp or pp|dropping tp"),
@@ -233,6 +245,38 @@ def test_the_suggested_change_fits(changes: dict[str, Any]) -> None:
     fitted = plan(**{**changes, **change})
     assert all(m.total_bytes <= m.capacity_bytes for m in fitted.memory)
     assert caught.value.rejected
+
+
+def test_a_shorter_sequence_is_suggested_only_as_long_as_the_documents_fit() -> None:
+    training = {"global_batch_size": 8, "seq_len": 1 << 20}
+    held = {"tp": 1, "pp": 1, "cp": 1, "dp": 8, "micro_batch_size": 1}
+    fields = {"model": "llama3-8b", "nodes": 1, "training": training, "constraints": held}
+
+    def suggested(packing: Any) -> dict[str, Any] | None:
+        asked = request(**{**fields, "training": {**training, "packing": packing}})
+        return smallest_change(asked, lambda changed: one_node_only(changed))
+
+    def one_node_only(changed: PlanRequest) -> Problem:
+        if changed.nodes != 1 or not changed.constraints.model_dump(exclude_none=True):
+            raise InfeasiblePlanError("only as asked, but for its length")
+        return build_problem(resolve(changed))
+
+    shorter = suggested(None)
+    assert shorter is not None
+    length = shorter["training"]["seq_len"]
+    assert length < 1 << 20
+    fitting = {"lengths": [length], "counts": [4]}
+    as_short = suggested(fitting)
+    assert as_short is not None
+    assert as_short["training"]["seq_len"] == length
+    assert suggested({"lengths": [length + 1], "counts": [4]}) is None
+
+
+def test_the_problem_has_the_modules_for_multi_token_prediction_beside_the_head() -> None:
+    problem = build_problem(resolve(request(model="deepseek-v3")))
+    held = problem.splits.counts[:, :, [BLOCK_KINDS.index(kind) for kind in ("mtp", "head")]]
+    assert (held[:, :, 0] == held[:, :, 1]).all()
+    assert held.sum(axis=1).min() == 1
 
 
 def test_executor_plans_stay_within_what_the_executor_runs() -> None:

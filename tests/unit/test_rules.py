@@ -5,15 +5,16 @@ from typing import Any, get_args
 
 import pytest
 
-from planner.frameworks import refused_training, rules_for
+from planner.frameworks import refused_model, refused_training, rules_for
 from planner.model.bundled import load_model
-from planner.model.spec import Attention, ModelSpec
+from planner.model.spec import Attention, ModelSpec, Window
 from planner.plan import Framework, TrainingSpec
 from tests.unit.problems import row
 
 LLAMA = load_model("llama3-8b")  # 32 heads, 8 key/value heads, feed-forward 2**11 x 7
 MIXTRAL = load_model("mixtral-8x7b")  # 8 experts of 2**11 x 7, no shared one
 DEEPSEEK = load_model("deepseek-v3")  # latent attention, 128 heads
+WINDOWED = LLAMA.model_copy(update={"window": Window(size=4096, layers=(0, 2))})
 
 
 def with_shared_expert(width: int) -> ModelSpec:
@@ -156,6 +157,14 @@ MEGATRON = [
     ),
     *cases(
         "megatron",
+        "megatron-window-no-ring",
+        (True, {"cp": 2, "context_exchange": "ring"}, WINDOWED),
+        (False, {"cp": 2, "context_exchange": "all_gather"}, WINDOWED),
+        (False, {"cp": 1, "context_exchange": "ring"}, WINDOWED),
+        (False, {"cp": 2, "context_exchange": "ring"}),
+    ),
+    *cases(
+        "megatron",
         "megatron-no-gpipe",
         (True, {"pp": 2, "schedule": "gpipe"}),
         (False, {"pp": 2, "schedule": "1f1b"}),
@@ -273,6 +282,71 @@ def test_what_no_layout_makes_run_is_said_by_field() -> None:
         assert refused("megatron", expert_capacity=asked) == field
         assert refused("executor", expert_capacity=asked) is None
     assert refused("megatron", expert_capacity={"factor": 1.25}) is None
+
+
+def varied(model: ModelSpec, **fields: Any) -> ModelSpec:
+    return ModelSpec.model_validate({**model.model_dump(), **fields})
+
+
+def with_shared(**fields: Any) -> ModelSpec:
+    assert MIXTRAL.experts is not None
+    experts = {**MIXTRAL.experts.model_dump(), "shared_hidden_size": 4096, **fields}
+    return varied(MIXTRAL, experts=experts)
+
+
+CHUNKED = {"size": 4096, "kind": "chunked", "layers": (0,)}
+SINKS = {**LLAMA.attention.model_dump(), "sinks": True}
+# model, and what is refused of it by Megatron-LM and by the executor
+MODELS: dict[str, tuple[ModelSpec, str | None, str | None]] = {
+    "llama": (LLAMA, None, None),
+    "mixtral": (MIXTRAL, None, None),
+    "shared expert": (with_shared(), None, None),
+    "gated shared expert": (with_shared(shared_mix="gate"), None, None),
+    "residual experts": (with_shared(shared_mix="coefficients"), "experts.shared_mix", None),
+    "normed shared expert": (with_shared(shared_norm=True), "experts.shared_norm", None),
+    "parallel": (
+        varied(LLAMA, parallel_attention=True), "parallel_attention", "parallel_attention",
+    ),
+    "one norm": (
+        varied(LLAMA, parallel_attention=True, layer_norms=1),
+        "parallel_attention",
+        "parallel_attention",
+    ),
+    "four norms": (varied(LLAMA, layer_norms=4), None, "layer_norms"),
+    "window": (WINDOWED, None, "window"),
+    "chunks": (varied(LLAMA, window=CHUNKED), "window.kind", "window"),
+    "whole chunks": (varied(LLAMA, window={**CHUNKED, "size": 8192}), None, "window"),
+    "latent": (DEEPSEEK.model_copy(update={"num_mtp_modules": 0}), None, "attention.kind"),
+    "mtp": (varied(LLAMA, num_mtp_modules=1), None, "num_mtp_modules"),
+    "mtp with positions": (
+        varied(LLAMA, num_mtp_modules=1, learned_positions=8192),
+        "num_mtp_modules",
+        "num_mtp_modules",
+    ),
+    "sinks": (varied(LLAMA, attention=SINKS), None, "attention.sinks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_no_layout_makes_run_is_refused_by_field(name: str) -> None:
+    model, *expected = MODELS[name]
+    training = TrainingSpec(global_batch_size=64, seq_len=8192)
+    for framework, field in zip(("megatron", "executor"), expected, strict=True):
+        found = refused_model(framework, model, training)  # type: ignore[arg-type]
+        assert (found and found[0]) == (field and f"model.{field}")
+        if found is not None:
+            assert "try " in found[1]
+
+
+def test_the_executor_trains_no_packed_documents() -> None:
+    packing = {"lengths": [4096], "counts": [2]}
+    training = TrainingSpec.model_validate(
+        {"global_batch_size": 64, "seq_len": 8192, "packing": packing}
+    )
+    assert refused_training("megatron", training) is None
+    found = refused_training("executor", training)
+    assert found is not None
+    assert found[0] == "training.packing"
 
 
 def test_the_general_rules_hold_for_every_target() -> None:

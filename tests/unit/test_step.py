@@ -8,9 +8,10 @@ import pytest
 from planner.constants import COLLECTIVE_LAUNCH_S
 from planner.cost.problem import Problem
 from planner.cost.step import Priced, mean_compute_s, price, timed_ops
+from planner.cost.work import Communication
 from planner.layout.candidates import Candidates
 from planner.model.bundled import load_model
-from planner.model.spec import ModelSpec
+from planner.model.spec import ModelSpec, Window
 from planner.pipeline.partition import split_table
 from planner.request import PlanRequest
 from planner.resolving import build_problem, resolve
@@ -81,6 +82,37 @@ def test_the_slowest_pipeline_rank_decides() -> None:
     assert blocks == {"dense", "head"}
     layers = [e for e in timed_ops(base, one) if e.timed.op.name == "attention_core"]
     assert [int(e.repeats[0]) for e in layers if e.timed.op.phase == "forward"] == [16 * 8]
+
+
+def test_a_window_as_wide_as_the_sequence_costs_what_none_does() -> None:
+    """Half the layers are another kind then, and every figure the same."""
+    spec = load_model("llama3-8b")
+    one = row(pp=2, tp=2, schedule="1f1b", num_micro_batches=8, sequence_parallel=True)
+    found = []
+    for size in (None, 8192, 1024):
+        window = None if size is None else Window(size=size, layers=tuple(range(0, 32, 2)))
+        model = spec.model_copy(update={"window": window})
+        found.append(price(problem(model, pipelines=((2, 1),)), one))
+    for field in fields(Priced):
+        plain, wide, narrow = (float(getattr(priced, field.name)[0]) for priced in found)
+        assert wide == pytest.approx(plain, rel=1e-12), field.name
+        assert narrow == pytest.approx(plain, rel=1e-9) or field.name in ("compute_s", "bubble_s")
+    assert found[2].compute_s[0] < found[0].compute_s[0]
+
+
+def test_multi_token_prediction_is_in_the_step_of_the_last_stage() -> None:
+    spec = load_model("llama3-8b").model_copy(update={"num_mtp_modules": 1})
+    base = problem(spec, pipelines=((2, 1),))
+    one = row(pp=2, schedule="1f1b", num_micro_batches=8)
+    ops = [e for e in timed_ops(base, one) if e.block == "mtp"]
+    assert {"mtp_projection", "attention_core", "head", "embedding"} <= {
+        e.timed.op.name for e in ops
+    }
+    assert {int(e.pp_rank[0]) for e in ops} == {1}
+    plain = price(problem("llama3-8b", pipelines=((2, 1),)), one)
+    more = price(base, one).compute_s[0] - plain.compute_s[0]
+    compute = [e for e in ops if not isinstance(e.timed.op, Communication)]
+    assert more == pytest.approx(sum(float(e.exposed_s[0]) for e in compute), rel=0.01)
 
 
 def test_compute_is_shared_out_over_pipeline_ranks() -> None:

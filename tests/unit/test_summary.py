@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner.plan import ExpertCapacity, Plan
+from planner.plan import ExpertCapacity, Plan, Stage
 from planner.planning import make_plan
 from planner.request import PlanRequest
 from planner.resolving import resolve
@@ -220,6 +220,20 @@ def test_megatron_is_given_the_experts_degrees_and_dispatch(experts: Plan, plan:
     assert "moe" not in launch_command(changed(plan, recompute="selective"), "")
     # Megatron's own default would be tp.
     assert "--expert-tensor-parallel-size 1" in launch_command(changed(experts, layout__ep=1), "")
+
+
+def test_megatron_is_given_the_modules_for_multi_token_prediction(plan: Plan) -> None:
+    """m, beside the loss; its layout must have as many as --mtp-num-layers says."""
+    stages = tuple(
+        Stage(pp_rank=n, chunk=0, first_layer=2 * n, num_layers=2, embedding=not n, head=n == 1)
+        for n in range(2)
+    )
+    predicting = changed(plan, model__num_mtp_modules=2, layout__pp=2, pipeline__stages=stages)
+    line = launch_command(predicting, "")
+    assert "--mtp-num-layers 2 --pipeline-model-parallel-layout 'Ett|ttmmL' " in line
+    without = launch_command(changed(predicting, model__num_mtp_modules=0), "")
+    assert "mtp" not in without
+    assert "'Ett|ttL'" in without
 
 
 def test_the_notes_name_the_megatron_and_that_it_did_not_run(plan: Plan, local: Plan) -> None:

@@ -20,7 +20,13 @@ from planner.cost.work import (
     stage_send,
 )
 from planner.layout.candidates import Candidates, concatenate
-from planner.model.blocks import BlockKind, layer_kinds, model_flop_per_token, parameter_count
+from planner.model.blocks import (
+    BlockKind,
+    layer_kinds,
+    model_flop_per_token,
+    num_blocks,
+    parameter_count,
+)
 from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, FeedForward, MixtureOfExperts, ModelSpec
 from planner.plan import Axis, ExpertCapacity, Framework, Phase
@@ -364,9 +370,12 @@ def test_only_the_first_unit_of_a_pass_has_nothing_to_hide_under() -> None:
         # norms of one head's queries and keys; router
         ("qwen3-30b-a3b", 48 * (2 * 2048 + 2 * 128 + 128 * 2048) + 2048),
         # down-projections with their norms; router in 58 of 61 layers
+        # of which one layer more and three norms for multi-token prediction
         (
             "deepseek-v3",
-            61 * (2 * 7168 + 1536 * 7169 + 512 * 7169 + 64 * 7168) + 58 * 256 * 7168 + 7168,
+            62 * (2 * 7168 + 1536 * 7169 + 512 * 7169 + 64 * 7168)
+            + (58 + 1) * 256 * 7168
+            + (1 + 3) * 7168,
         ),
         # norms with biases; biases behind attention and feed-forward
         ("gpt3-175b", 96 * (4 * 12288 + 2 * 12288) + 2 * 12288),
@@ -392,6 +401,191 @@ def matmul_flop(ops: list[Op]) -> float:
     )
 
 
+def core_flop(ops: list[Op]) -> float:
+    return sum(
+        float(op.flop[0] * op.repeats[0])
+        for op in ops
+        if isinstance(op, AttentionCore) and op.phase == "forward"
+    )
+
+
+# One of each thing that a layer can have, at sizes that tell apart what is swapped.
+HEADS = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 16}
+NARROW: dict[str, Any] = {
+    "name": "narrow",
+    "source": "test",
+    "num_layers": 4,
+    "hidden_size": 96,
+    "vocab_size": 1000,
+    "attention": HEADS,
+    "feed_forward": {"hidden_size": 320},
+}
+EXPERTS = {"num_experts": 8, "top_k": 2, "expert_hidden_size": 48, "shared_hidden_size": 80}
+WINDOW = {"size": 64, "layers": (0, 3)}
+LATENT = {
+    "kind": "mla", "num_heads": 8, "q_lora_rank": 40, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+}  # fmt: skip
+SPARSE = {**LATENT, "indexer": {"num_heads": 4, "head_dim": 16, "top_k": 64}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "windowed": {"window": WINDOW},
+    "chunked": {"window": {**WINDOW, "kind": "chunked"}},
+    "windowed experts": {"experts": EXPERTS, "moe_layers": (1, 3), "window": WINDOW},
+    "residual experts": {
+        "experts": {**EXPERTS, "shared_mix": "coefficients"}, "moe_layers": (0, 1, 2, 3),
+    },
+    "parallel": {"parallel_attention": True, "layer_norms": 1},
+    "predicting": {"num_mtp_modules": 2, "tied_embeddings": True},
+    "sparse": {"attention": SPARSE, "num_mtp_modules": 1},
+}  # fmt: skip
+
+
+def narrow(variant: str, **training: Any) -> Problem:
+    model = ModelSpec.model_validate({**NARROW, **VARIANTS[variant]})
+    pipelines = ((1, 1), (2, 1))
+    return problem(model, pipelines=pipelines, **{"seq_len": 1024, **training})
+
+
+@pytest.mark.parametrize("packing", [None, {"lengths": [512, 100], "counts": [1, 5]}])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_flop_of_a_step_is_the_models_whatever_its_layers_are(variant: str, packing: Any) -> None:
+    base = narrow(variant, packing=packing)
+    total = cores = 0.0
+    for kind, number in num_blocks(base.model).items():
+        ops = block_work(base, row(micro_batch_size=2), kind)
+        total += number * matmul_flop(ops)
+        cores += number * core_flop(ops)
+    expected = 2 * 1024 * model_flop_per_token(base.model, 1024, base.training.packing)
+    assert total - 0.5 * cores == pytest.approx(expected, rel=1e-9)
+
+
+def core(base: Problem, kind: BlockKind, **degrees: Any) -> AttentionCore:
+    op = named(block_work(base, row(**degrees), kind), "forward", "attention_core")
+    assert isinstance(op, AttentionCore)
+    return op
+
+
+def test_a_windowed_kernel_runs_like_one_over_twice_the_window() -> None:
+    """A query of a causal sequence sees half of it; with a window, the window."""
+    base = narrow("windowed")
+    full, windowed = core(base, "dense"), core(base, "dense_window")
+    seen = 64 - 64**2 / 2 / 1024
+    assert windowed.flop / full.flop == pytest.approx(seen / 512)
+    assert windowed.seq_len == pytest.approx(2 * seen)
+    for kernel in (full, windowed):  # all queries of all heads
+        assert kernel.seq_len * kernel.batch * kernel.num_heads == pytest.approx(1024 * 8)
+    halved = core(base, "dense_window", cp=2, tp=4)
+    assert halved.flop == pytest.approx(windowed.flop / 8)
+    assert halved.seq_len == pytest.approx(windowed.seq_len / 2)
+
+
+def test_packed_documents_are_priced_at_the_flop_weighted_mean_length() -> None:
+    base = narrow("windowed", packing={"lengths": [1024, 128], "counts": [1, 8]})
+    whole = narrow("windowed")
+    packed = core(base, "dense")
+    squares = 1024**2 + 8 * 128**2
+    assert packed.flop == pytest.approx(core(whole, "dense").flop * squares / 2048 / 1024)
+    assert packed.seq_len == pytest.approx((1024**3 + 8 * 128**3) / squares)
+    assert packed.seq_len * packed.batch * packed.num_heads == pytest.approx(1024 * 8)
+    shorter, longer = core(base, "dense_window"), core(whole, "dense_window")
+    assert shorter.flop < longer.flop
+
+
+def test_layers_of_both_kinds_differ_in_attention_alone() -> None:
+    base = narrow("windowed experts")
+    for full, windowed in (("dense", "dense_window"), ("moe", "moe_window")):
+        pair = [block_work(base, row(tp=2, sequence_parallel=True), k) for k in (full, windowed)]  # type: ignore[arg-type]
+        for one, other in zip(*pair, strict=True):
+            assert one.name == other.name
+            if not isinstance(one, AttentionCore):
+                assert one == other
+
+
+def test_side_by_side_halves_share_their_collectives() -> None:
+    """Attention and feed-forward of one input: one gather and one scatter in each direction."""
+    one = row(tp=4, sequence_parallel=True)
+    base = narrow("parallel")
+    both = narrow("windowed")
+    size = 1024 * 96 * 2
+    work = block_work(base, one, "dense")
+    assert calls(work, "tp") == {
+        "forward attention_tp_gather": ("all_gather", 1, size),
+        "forward ffn_tp_scatter": ("reduce_scatter", 1, size),
+        "backward attention_tp_gather": ("all_gather", 1, size),
+        "backward ffn_tp_scatter": ("reduce_scatter", 1, size),
+        "weight_gradient attention_tp_regather": ("all_gather", 1, size),
+    }
+    apart = received_bytes(block_work(both, one, "dense"), one, "tp")
+    assert received_bytes(work, one, "tp") == pytest.approx(apart / 2)
+    whole = calls(block_work(base, row(tp=4), "dense"), "tp")
+    assert set(whole) == {"forward ffn_tp_reduce", "backward ffn_tp_reduce"}
+    # one norm reads and writes; the input and both halves are read and the sum written
+    assert named(work, "forward", "norms").num_bytes[0] == 2 * size / 4
+    assert named(work, "forward", "residual").num_bytes[0] == 4 * size / 4
+
+
+def test_multi_token_prediction_is_a_projection_a_layer_and_the_ends_once_more() -> None:
+    one = row(tp=2, sequence_parallel=True)
+    base = narrow("predicting")
+    module = block_work(base, one, "mtp")
+    parts = [block_work(base, one, kind) for kind in ("embedding", "dense", "head")]
+    own = [op for op in module if op.name.startswith("mtp_")]
+    # 512 tokens on a rank, norms of 2 x 96 wide; 2h is gathered, h joined; then as a layer
+    assert len(module) == len(own) + sum(map(len, parts))
+    size = 1024 * 96 * 2
+    assert calls(own, "tp") == {
+        "forward mtp_tp_gather": ("all_gather", 1, 2 * size),
+        "forward mtp_tp_join": ("all_gather", 1, size),
+        "backward mtp_tp_gather": ("all_gather", 1, 2 * size),
+        "backward mtp_tp_join": ("all_gather", 1, size),
+        "weight_gradient mtp_tp_regather": ("all_gather", 1, 2 * size),
+    }
+    product = named(own, "forward", "mtp_projection")
+    assert (product.m[0], product.n[0], product.k[0]) == (1024, 48, 192)
+    assert named(module, "forward", "head").flop == named(parts[2], "forward", "head").flop
+
+
+def test_the_last_stage_exchanges_the_embedding_of_multi_token_prediction() -> None:
+    """As with tied embeddings: h * V, once per step, between first and last stage."""
+    base = narrow("sparse")
+    both = rank_work(base, row(pp=2, split=1, schedule="1f1b", num_micro_batches=2))
+    alone = rank_work(base, row())
+    assert named(both, "step", "tied_embedding").repeats[0] == 1
+    assert named(both, "step", "tied_embedding").size_bytes[0] == 96 * 1000 * 4
+    assert named(alone, "step", "tied_embedding").repeats[0] == 0
+
+
+def test_an_indexer_runs_whole_on_every_tensor_parallel_rank() -> None:
+    one = row(tp=2, sequence_parallel=True)
+    work = block_work(narrow("sparse"), one, "dense")
+    query, key = (named(work, "forward", f"indexer_{part}") for part in "qk")
+    assert (query.m[0], query.n[0], query.k[0]) == (1024, 4 * 16, 40)
+    assert (key.m[0], key.n[0], key.k[0]) == (1024, 16 + 4, 96)
+    joined = calls([op for op in work if op.name.startswith("indexer")], "tp")
+    assert joined == {
+        f"{phase} indexer_tp_join": ("all_gather", 1, 1024 * (96 + 40) * 2)
+        for phase in ("forward", "backward")
+    }
+
+
+def test_sharded_units_of_every_kind_have_one_first_and_one_last() -> None:
+    """FSDP gathers before the first block and scatters after the last beside nothing, once each."""
+    for variant in VARIANTS:
+        work = rank_work(narrow(variant), row(dp_shard=4, zero_stage=3))
+        for name in ("parameter_gather", "parameter_regather", "gradient_scatter"):
+            for prefix in ("", "expert_"):
+                found = [
+                    op
+                    for op in work
+                    if isinstance(op, Communication)
+                    and op.name == prefix + name
+                    and op.phase != "step"  # buckets, of ZeRO-1
+                ]
+                edges = sum(float(np.max(op.edges)) for op in found)
+                assert edges == (1 if found else 0), (variant, prefix + name)
+                assert bool(found) == (prefix == "" or "experts" in variant)
+
+
 @pytest.mark.parametrize("name", [n for n in model_names() if n != "example-gpt"])
 def test_flop_of_a_step_is_the_models(name: str) -> None:
     """Forward and both gradients of all blocks: 6 per active weight, plus attention cores.
@@ -402,14 +596,10 @@ def test_flop_of_a_step_is_the_models(name: str) -> None:
     base = problem(name, seq_len=2048)
     one = row()
     total = cores = 0.0
-    for kind in (*layer_kinds(base.model), "head"):
+    for kind, number in num_blocks(base.model).items():
         ops = block_work(base, one, kind)
-        total += matmul_flop(ops)
-        cores += sum(
-            float(op.flop[0])
-            for op in ops
-            if isinstance(op, AttentionCore) and op.phase == "forward"
-        )
+        total += number * matmul_flop(ops)
+        cores += number * core_flop(ops)
     expected = 2048 * model_flop_per_token(base.model, 2048)
     assert total - 0.5 * cores == pytest.approx(expected, rel=1e-9)
 
