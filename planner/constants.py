@@ -25,6 +25,7 @@ __all__ = [
     "SUSTAINED_CLOCK",
     "TREE_EFFICIENCY",
     "UNKNOWN_LOST_SHARE",
+    "USABLE_MEMORY",
     "Constant",
 ]
 
@@ -184,6 +185,22 @@ CONTEXT_BYTES: Final[dict[str, Constant]] = {
         ),
     ),
     "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
+}
+# Bytes that a rank can allocate over those of the data sheet.
+USABLE_MEMORY: Final[dict[str, Constant]] = {
+    **dict.fromkeys(
+        _GPU_LIBRARIES,
+        Constant(
+            1.06,
+            "1",
+            "memory",
+            0.01,
+            "a sheet's GB of HBM is 2**30 bytes, of which the driver keeps about 1 %: CUDA counts "
+            "79.1 to 79.3 GiB on A100 and H100 of 80 GB, 39.4 on A100 of 40, 139.8 on H200 of 141, "
+            "178.4 on B200 of 180, 31.7 on V100 of 32 (torch.cuda total_memory in issue trackers)",
+        ),
+    ),
+    "gloo": Constant(1.0, "1", "memory", 0.0, "figures of hosts are bytes"),
 }
 COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(

@@ -52,6 +52,7 @@ __all__ = [
     "MemoryParts",
     "Method",
     "ModelSummary",
+    "Offloaded",
     "Phase",
     "Pipeline",
     "PlacementOption",
@@ -138,7 +139,9 @@ Algorithm = Literal[
 # sends and receives, shared memory of a host (of a hierarchy, inside units), NCCL's copy engine
 # calls, mori's.
 CallPath = Literal["library", "executor", "shm", "nccl_zero_cta", "mori"]
-ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
+# zb_1p and zb_2p are the zero-bubble schedules with room for p and 2p micro-batches, zb_v the
+# V-shaped one (2401.10241, 2405.15362): their memory is known, no framework here runs them.
+ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zb_1p", "zb_2p", "zb_v"]
 RecomputeMode = Literal["none", "selective", "full"]
 # Of stages and data-parallel ranks the second are outermost with Megatron's --use-tp-pp-dp-mapping.
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
@@ -148,6 +151,8 @@ ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
 # backward = gradients of the inputs; "step" ops happen once per optimizer step.
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
+
+Offloaded = Literal["weights", "gradients", "optimizer", "activations"]
 
 Degree = Annotated[int, Field(ge=1, le=1 << 20)]
 Count = Annotated[int, Field(ge=0)]
@@ -255,8 +260,10 @@ class TrainingSpec(Document):
     seq_len: int = Field(ge=1, le=16_777_216, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8", "fp32", "fp64"] = "bf16"
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    main_grads: Literal["fp32", "same"] = Field(
-        default="fp32", description="dtype gradients are accumulated in; same = as computed"
+    main_grads: Literal["fp32", "same", "both"] = Field(
+        default="fp32",
+        description="dtype gradients are accumulated in; same = as computed, both = as computed "
+        "and an fp32 copy beside them",
     )
     expert_capacity: ExpertCapacity | None = Field(
         default=None, description="of a model with experts; null = dropless"
@@ -266,6 +273,44 @@ class TrainingSpec(Document):
         default=None,
         exclude_if=lambda load: load is None,
         description="of a model with experts; null = even",
+    )
+    master_weights: bool = Field(
+        default=True,
+        exclude_if=lambda kept: kept,
+        description="the optimizer keeps an fp32 copy of 16-bit weights",
+    )
+    moments: Literal["fp32", "bf16", "int8"] = Field(
+        default="fp32", exclude_if=lambda dtype: dtype == "fp32", description="dtype of AdamW's"
+    )
+    foreach_optimizer: bool = Field(
+        default=False,
+        exclude_if=lambda used: not used,
+        description="the update runs unfused over lists of tensors, as torch's foreach AdamW",
+    )
+    fused_attention: bool = Field(
+        default=True,
+        exclude_if=lambda fused: fused,
+        description="false: score matrices are stored, as before FlashAttention",
+    )
+    dropout: bool = Field(
+        default=False,
+        exclude_if=lambda used: not used,
+        description="after attention and feed-forward, and on the scores",
+    )
+    fused_loss: bool = Field(
+        default=False,
+        exclude_if=lambda fused: not fused,
+        description="head and loss work in pieces (Liger): logits are never held whole",
+    )
+
+
+    offload: tuple[Offloaded, ...] = Field(
+        default=(),
+        exclude_if=lambda parts: not parts,
+        description="what rests in the host's memory and comes over for its use",
+    )
+    offload_to: Literal["cpu", "nvme"] = Field(
+        default="cpu", exclude_if=lambda where: where == "cpu"
     )
 
 
@@ -585,6 +630,10 @@ class MemoryParts(Document):
     moe_buffers_bytes: Bytes
     communicators_bytes: Bytes
     reserve_bytes: Bytes = Field(description="context and fragmentation")
+    working_bytes: Bytes = Field(
+        default=0,
+        description="what the block in use, or the optimizer's step, needs beyond the other parts",
+    )
 
     def total_bytes(self) -> int:
         """Return the sum of the parts."""

@@ -2,16 +2,27 @@
 
 Activations follow Korthikanti et al. (2205.05198, table 2), taken apart by tensor so that they
 hold for grouped queries, gated feed-forwards and experts too. Of uneven routing every rank and
-layer holds what the hottest rank of the most uneven layer receives.
-Attention is fused unless ``fused_attention`` is false; there is no dropout unless asked for.
+layer holds what the hottest rank of the most uneven layer receives. Attention is fused, and there
+is no dropout, unless the request says otherwise.
+
+Two moments are told apart: the backward, with all activations in flight and one block (or the
+logits) in use, and the optimizer's step, when activations are gone and its own copies are there.
+The peak is that of the larger; ``working_bytes`` is what it adds to the parts that stay.
 """
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 
 from planner.constants import COMMUNICATOR_BYTES, CONTEXT_BYTES, FRAGMENTATION
-from planner.cost.problem import Problem, gradient_bytes, weight_bytes
+from planner.cost.problem import (
+    Problem,
+    gradient_bytes,
+    held_gradient_bytes,
+    optimizer_bytes,
+    weight_bytes,
+)
 from planner.cost.shares import block_share, rank_parameters, shards
 from planner.cost.work import expert_skews, key_value_bytes, routed_rows, sharded_tokens, tokens
 from planner.frameworks import keeps_gathered_inputs
@@ -19,12 +30,15 @@ from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candid
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.model.spec import LatentAttention
 from planner.pipeline.laws import in_flight
+from planner.plan import TrainingSpec
 
-__all__ = ["Memory", "activation_bytes", "memory", "optimizer_bytes"]
+__all__ = ["Memory", "activation_bytes", "memory"]
 
 _FULL = RECOMPUTE_MODES.index("full")
 _SELECTIVE = RECOMPUTE_MODES.index("selective")
 _ALL_GATHER = CONTEXT_EXCHANGES.index("all_gather")
+# What is free while the optimizer steps.
+_OF_PASS: Final = ("gathered_bytes", "activations_bytes", "logits_bytes", "moe_buffers_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,7 @@ class Memory:
     moe_buffers_bytes: Column
     communicators_bytes: Column
     reserve_bytes: Column
+    working_bytes: Column
 
     def total_bytes(self) -> Column:
         """Return the sum of the parts, shape [rows, profiles]."""
@@ -52,8 +67,8 @@ def memory(problem: Problem, c: Candidates) -> Memory:
     training = problem.training
     parts = {
         "weights_bytes": _sharded(c, dense, experts, 3) * weight_bytes(training),
-        "gradients_bytes": _sharded(c, dense, experts, 2) * gradient_bytes(training),
-        "optimizer_bytes": _sharded(c, dense, experts, 1) * optimizer_bytes(problem),
+        "gradients_bytes": _sharded(c, dense, experts, 2) * held_gradient_bytes(training),
+        "optimizer_bytes": _sharded(c, dense, experts, 1) * optimizer_bytes(training),
         "gathered_bytes": _gathered(problem, c),
         "activations_bytes": _activations(problem, c),
         "logits_bytes": _logits(problem, c),
@@ -61,42 +76,33 @@ def memory(problem: Problem, c: Candidates) -> Memory:
         "communicators_bytes": _communicators(problem, c),
     }
     used = problem.splits.multiplicity[c.split] > 0
-    shape = used.shape
     parts = {
-        name: np.broadcast_to(part if part.ndim == 2 else part[:, None], shape) * used
-        for name, part in parts.items()
+        name: (part if part.ndim == 2 else part[:, None]) * used for name, part in parts.items()
     }
+    of_pass = sum(parts[name] for name in _OF_PASS)
+    in_use = _in_use(problem, c)[:, None] * used
+    in_backward = np.maximum(0, in_use - parts["logits_bytes"])  # after the loss they are free
+    in_step = _sharded(c, dense, experts, 1) * _step_bytes(training) * used
+    parts["working_bytes"] = np.maximum(in_backward, in_step - of_pass)
     held = np.sum(list(parts.values()), axis=0) - parts["communicators_bytes"]
     context = CONTEXT_BYTES[problem.fabric.library].value
     parts["reserve_bytes"] = (context + FRAGMENTATION.value * held) * used
     return Memory(**parts)
 
 
-def optimizer_bytes(problem: Problem) -> int:
-    """Return optimizer state per parameter: moments, and a master copy of 16-bit weights."""
-    width = max(4, weight_bytes(problem.training))
-    moments = 2 * width if problem.training.optimizer == "adamw" else 0
-    return moments + (width if weight_bytes(problem.training) < 4 else 0)
-
-
-def activation_bytes(
-    problem: Problem,
-    c: Candidates,
-    kind: BlockKind,
-    *,
-    dropout: bool = False,
-    fused_attention: bool = True,
-) -> Column:
+def activation_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> Column:
     """Return what one block keeps of one micro-batch for its backward, shape [rows].
 
     Per token, outside the tensor-parallel regions: inputs and outputs of both norms (and the
     dropout masks); inside: q, k, v, attention output, its log-sum-exp, and the feed-forward's
     intermediate tensors. ``selective`` drops the outputs of norms and of the experts' activation
-    function; ``full`` keeps the block's input alone. A framework that keeps gathered inputs has
-    the outputs of norms whole where a tensor-parallel region reads them. An unfused attention adds
-    5 bytes per head and key.
+    function, and of an unfused attention its scores instead; ``full`` keeps the block's input
+    alone. A framework that keeps gathered inputs has the outputs of norms whole where a
+    tensor-parallel region reads them. An unfused attention keeps the scores after the softmax, per
+    head and key, and with dropout a mask and what it leaves.
     """
     model, beta = problem.model, weight_bytes(problem.training)
+    dropout = problem.training.dropout
     h = model.hidden_size
     outside, inside = sharded_tokens(problem, c), tokens(problem, c) / c.tp
     kept_whole = c.sequence_parallel & keeps_gathered_inputs(problem.framework)
@@ -108,9 +114,11 @@ def activation_bytes(
     norm_out = h * beta * (read + read)
     norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
     attention = _attention_bytes(problem, c, inside, outside)
-    if not fused_attention:
+    scores = np.zeros(len(c))
+    if not problem.training.fused_attention:
         attention = attention - 4 * model.attention.num_heads * inside
-        attention = attention + 5 * model.attention.num_heads * problem.training.seq_len * inside
+        per_score = 2 * beta + 1 if dropout else beta
+        scores = per_score * model.attention.num_heads * problem.training.seq_len * inside
     if kind == "moe" and model.experts is not None:
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
@@ -126,8 +134,8 @@ def activation_bytes(
         width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
         routed = routed_out = np.zeros(len(c))
     feed_forward = (3 if gated else 2) * width * beta * inside + routed
-    redone = norm_out + routed_out
-    kept = norm_in + norm_out + attention + feed_forward
+    redone = norm_out + routed_out if problem.training.fused_attention else scores
+    kept = norm_in + norm_out + attention + scores + feed_forward
     kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
     return np.where(c.recompute == _FULL, h * beta * outside, kept)
 
@@ -168,22 +176,13 @@ def _gathered(problem: Problem, c: Candidates) -> Column:
 
 
 def _activations(problem: Problem, c: Candidates) -> Column:
-    """Return activations in flight, and what one block adds while it is in use.
-
-    That is its full set while it is recomputed, and all context-parallel ranks' keys and values
-    with their gradients where they are gathered.
-    """
+    """Return activations in flight, [rows, profiles]."""
     splits = problem.splits
     counts, first = splits.counts[c.split], splits.first_rank[c.split]
     kept = np.zeros(counts.shape[:2])
-    transient = np.zeros(len(c))
-    plain = c.with_recompute("none")
     for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
-        kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
-        if kind in ("dense", "moe"):
-            transient = np.maximum(transient, activation_bytes(problem, plain, kind))
+        if counts[:, :, index].any():
+            kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
     held = in_flight(
         c.schedule[:, None],
         c.pp[:, None],
@@ -191,18 +190,66 @@ def _activations(problem: Problem, c: Candidates) -> Column:
         c.virtual_stages[:, None],
         first,
     )
-    in_use = np.where(c.recompute == _FULL, transient, 0.0)
+    return kept * held
+
+
+def _in_use(problem: Problem, c: Candidates) -> Column:
+    """Return what the backward of one block adds while it runs, of the largest block, [rows].
+
+    Gradients of the input and output of its widest function, which is the feed-forward's
+    activation, or the softmax of an unfused attention; all of its activations, where they are
+    recomputed; and all context-parallel ranks' keys and values with their gradients, where they
+    are gathered.
+    """
+    plain, largest = c.with_recompute("none"), np.zeros(len(c))
+    for kind in sorted(set(layer_kinds(problem.model))):
+        redone = activation_bytes(problem, plain, kind) - activation_bytes(problem, c, kind)
+        largest = np.maximum(largest, redone + _gradients_in_use(problem, c, kind))
     gathers = (c.cp > 1) & (c.context_exchange == _ALL_GATHER)
-    in_use = in_use + np.where(gathers, 2 * c.cp * key_value_bytes(problem, c), 0.0)
-    return kept * held + in_use[:, None]
+    return largest + np.where(gathers, 2 * c.cp * key_value_bytes(problem, c), 0.0)
+
+
+def _gradients_in_use(problem: Problem, c: Candidates, kind: BlockKind) -> Column:
+    """Return gradients of the input and output of a block's widest function, [rows]."""
+    model, training = problem.model, problem.training
+    beta, inside = weight_bytes(training), tokens(problem, c) / c.tp
+    if kind == "moe" and model.experts is not None:
+        moe = model.experts
+        received = routed_rows(problem, c) * expert_skews(problem, c)[1]
+        widest = (3 if moe.gated else 2) * moe.expert_hidden_size * received
+    else:
+        ffn = model.feed_forward
+        widest = (3 if ffn.gated else 2) * ffn.hidden_size * inside
+    if not training.fused_attention:
+        scores = model.attention.num_heads * training.seq_len * inside
+        widest = np.maximum(widest, 2 * scores)
+    return beta * widest
+
+
+def _step_bytes(training: TrainingSpec) -> int:
+    """Return what the optimizer's step holds per parameter it updates, beside its states.
+
+    Gradients in fp32, unless they are accumulated so; the square root of the second moments in a
+    list of their own, unless the update is one fused kernel.
+    """
+    is_cast = weight_bytes(training) < 4 and training.main_grads == "same"
+    is_listed = training.foreach_optimizer and training.optimizer == "adamw"
+    return (4 if is_cast else 0) + (4 if is_listed else 0)
 
 
 def _logits(problem: Problem, c: Candidates) -> Column:
-    """Return logits and their copy, fp32 at least, where the head is: [rows, profiles]."""
-    size = tokens(problem, c) * problem.model.vocab_size / c.tp
-    head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
+    """Return logits where the head is, [rows, profiles]: as computed, and three times in fp32.
+
+    Beside the copy that the loss reads there are, when the loss is done, the softmax and, at one
+    time or another, the shifted logits or their gradient (Megatron-LM, vocab-parallel
+    cross_entropy.py; torch's log_softmax and its backward hold as many).
+    """
     beta = weight_bytes(problem.training)
-    return head * (size * (beta + max(4, beta)))[:, None]
+    size = tokens(problem, c) * problem.model.vocab_size / c.tp * (beta + 3 * max(4, beta))
+    if problem.training.fused_loss:
+        size = np.zeros(len(c))
+    head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
+    return head * size[:, None]
 
 
 def _moe_buffers(problem: Problem, c: Candidates) -> Column:

@@ -27,7 +27,13 @@ import numpy as np
 
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.expert_load import expert_shares, skews
-from planner.cost.problem import Problem, gradient_bytes, weight_bytes
+from planner.cost.problem import (
+    Problem,
+    gradient_bytes,
+    held_gradient_bytes,
+    optimizer_bytes,
+    weight_bytes,
+)
 from planner.cost.shares import block_share, fullest_profile, rank_parameters, shards
 from planner.frameworks import keeps_gathered_inputs, stops_recompute_early
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
@@ -728,16 +734,15 @@ def _gradient_shards(c: Candidates) -> Column:
 
 
 def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:
-    """Return the update: every state read and written once, on this rank's share."""
+    """Return the update: gradients read, every state read and written once, on this rank's share.
+
+    Where there is no master copy the weights themselves are read and written.
+    """
     training = problem.training
-    wide = max(4, weight_bytes(training))
-    reads = gradient_bytes(training) + wide
-    writes = wide
-    if training.optimizer == "adamw":
-        reads += 2 * wide
-        writes += 2 * wide
-    if weight_bytes(training) < 4:
-        writes += weight_bytes(training)
+    weights, states = weight_bytes(training), optimizer_bytes(training)
+    is_copied = weights < 4 and training.master_weights
+    reads = max(gradient_bytes(training), held_gradient_bytes(training) - weights)
+    moved = reads + 2 * states + (weights if is_copied else 2 * weights)
     sharded = c.zero_stage > 0
     params = dense / np.where(sharded, shards(c), 1) + experts / np.where(sharded, c.edp, 1)
-    return MemoryBound("optimizer", "step", np.ones(len(c)), params * (reads + writes))
+    return MemoryBound("optimizer", "step", np.ones(len(c)), params * moved)

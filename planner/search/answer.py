@@ -276,7 +276,7 @@ def _memory(problem: Problem, best: Candidates) -> Iterator[StageMemory]:
             pp_rank=int(problem.splits.first_rank[split, profile]),
             parts=rounded,
             total_bytes=rounded.total_bytes(),
-            capacity_bytes=round(problem.device.memory_bytes),
+            capacity_bytes=round(problem.capacity_bytes),
         )
 
 

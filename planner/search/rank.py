@@ -66,7 +66,7 @@ def rank(problem: Problem, constraints: Constraints) -> Ranking:
     if len(space.candidates) == 0:
         raise InfeasiblePlanError(_nothing_legal(space), rejected=rejected)
     peak = peak_memory_bytes(problem, space.candidates)
-    capacity = problem.device.memory_bytes
+    capacity = problem.capacity_bytes
     fits = peak <= capacity
     if not fits.any():
         rejected["memory"] = len(fits)
@@ -104,7 +104,7 @@ def _nothing_fits(problem: Problem, space: Space, peak: npt.NDArray[np.float64])
     }
     largest = max(sizes, key=lambda name: sizes[name])
     return (
-        f"no layout fits in {format_bytes(problem.device.memory_bytes)} per GPU: the smallest is "
+        f"no layout fits in {format_bytes(problem.capacity_bytes)} per GPU: the smallest is "
         f"{one.layout(0)} micro_batch_size={int(one.micro_batch_size[0])} at "
         f"{format_bytes(float(peak[row]))} ({largest.removesuffix('_bytes')} "
         f"{format_bytes(sizes[largest])})"

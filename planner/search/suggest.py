@@ -83,7 +83,7 @@ def _fits(
     if len(space.candidates) == 0:
         return False
     peak = peak_memory_bytes(problem, space.candidates)
-    return bool((peak <= problem.device.memory_bytes).any())
+    return bool((peak <= problem.capacity_bytes).any())
 
 
 def _fields(request: PlanRequest, change: dict[str, object]) -> dict[str, object]:
