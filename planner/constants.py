@@ -10,6 +10,7 @@ from typing import Final
 __all__ = [
     "ACHIEVED_FRACTION",
     "ATTENTION_BACKWARD_FLOP_RATIO",
+    "CACHED",
     "CALIBRATED_SPREAD",
     "COLLECTIVE_LAUNCH_S",
     "COMMUNICATOR_BYTES",
@@ -177,11 +178,20 @@ ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )
 _GPU_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl", "mpi")
+_MEMORY_SOURCE: Final = (
+    "context, communicators and fragmentation together by hand on the medians of three sources "
+    "that print what the device has in use (BLOOM, FLAG, INTEM: commplan validate memory)"
+)
 CONTEXT_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
         _GPU_LIBRARIES,
         Constant(
-            1.0e9, "bytes", "memory", 0.5, "assumed: device context, BLAS and library workspaces"
+            1.5e9,
+            "bytes",
+            "memory",
+            0.5,
+            "device context with all kernels loaded, BLAS and library workspaces: 0.5 to 2 GB on "
+            f"A100 and H100 (torch issue trackers); {_MEMORY_SOURCE}",
         ),
     ),
     "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
@@ -206,17 +216,32 @@ COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
         _GPU_LIBRARIES,
         Constant(
-            0.3e9,
+            0.6e9,
             "bytes",
             "memory",
             0.5,
-            "assumed, per group of two or more; not seen by the allocator (pytorch#147179)",
+            "per group of two or more: 16 to 32 channels with 4 MiB and LL128 buffers to and from "
+            "ring and tree neighbours (NCCL 2.30 src/include/nccl_common.h, NCCL_BUFFSIZE); not "
+            f"seen by the allocator (pytorch#147179); {_MEMORY_SOURCE}",
         ),
     ),
     "gloo": Constant(0.0, "bytes", "memory", 0.0, "gloo keeps no device buffers"),
 }
 FRAGMENTATION: Final = Constant(
-    0.05, "1", "memory", 0.5, "assumed: 5 to 10 % of what the allocator holds"
+    0.05,
+    "1",
+    "memory",
+    0.5,
+    "holes that the allocator cannot fill, 5 to 10 % of what it holds by its users; a run with 74 "
+    "GiB allocated (ZB) leaves room for no more on 80 GB",
+)
+# Not needed to run: torch gives blocks without use back before it fails.
+CACHED: Final = Constant(
+    0.05,
+    "1",
+    "memory as devices and allocators show it",
+    0.5,
+    f"blocks kept for reuse; figures of allocated memory (ZB) are met without; {_MEMORY_SOURCE}",
 )
 # Megatron's default: max(40e6, 1e6 * dp) parameters; torch DDP 25 MiB.
 GRADIENT_BUCKET_BYTES: Final[dict[str, Constant]] = {

@@ -274,10 +274,11 @@ class TrainingSpec(Document):
         exclude_if=lambda load: load is None,
         description="of a model with experts; null = even",
     )
-    master_weights: bool = Field(
-        default=True,
-        exclude_if=lambda kept: kept,
-        description="the optimizer keeps an fp32 copy of 16-bit weights",
+    master_weights: Literal["copy", "only", "none"] = Field(
+        default="copy",
+        exclude_if=lambda kept: kept == "copy",
+        description="of 16-bit weights in fp32: a copy beside them; fp32 alone, cast where used "
+        "(torch FSDP); or none",
     )
     moments: Literal["fp32", "bf16", "int8"] = Field(
         default="fp32", exclude_if=lambda dtype: dtype == "fp32", description="dtype of AdamW's"
@@ -297,10 +298,29 @@ class TrainingSpec(Document):
         exclude_if=lambda used: not used,
         description="after attention and feed-forward, and on the scores",
     )
-    fused_loss: bool = Field(
-        default=False,
-        exclude_if=lambda fused: not fused,
-        description="head and loss work in pieces (Liger): logits are never held whole",
+    fused_kernels: bool = Field(
+        default=True,
+        exclude_if=lambda fused: fused,
+        description="norms and gated activations are one kernel each; false: torch's operations "
+        "one by one, which keep what they cast",
+    )
+    fused_loss: Literal["none", "cross_entropy", "linear"] = Field(
+        default="none",
+        exclude_if=lambda fused: fused == "none",
+        description="none: softmax in fp32 beside the logits; cross_entropy: gradients in place of "
+        "16-bit logits; linear: with the head, in pieces, so that logits are never whole (Liger)",
+    )
+    buffer_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 40,
+        exclude_if=lambda size: size == 0,
+        description="flat buffers that gradients and weights are copied through to be sent",
+    )
+    gathers: Literal["layer", "matrix"] = Field(
+        default="layer",
+        exclude_if=lambda unit: unit == "layer",
+        description="what ZeRO-3 gathers at once",
     )
 
 
@@ -308,6 +328,12 @@ class TrainingSpec(Document):
         default=(),
         exclude_if=lambda parts: not parts,
         description="what rests in the host's memory and comes over for its use",
+    )
+    offload_layers: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=lambda layers: layers is None,
+        description="of a rank, whose activations are offloaded; null = all",
     )
     offload_to: Literal["cpu", "nvme"] = Field(
         default="cpu", exclude_if=lambda where: where == "cpu"

@@ -20,23 +20,26 @@ from planner.cost.problem import (
     Problem,
     gradient_bytes,
     held_gradient_bytes,
+    held_weight_bytes,
     optimizer_bytes,
+    product_input_bytes,
     weight_bytes,
 )
-from planner.cost.shares import block_share, rank_parameters, shards
+from planner.cost.shares import block_share, largest_matrix, rank_parameters, shards
 from planner.cost.work import expert_skews, key_value_bytes, routed_rows, sharded_tokens, tokens
-from planner.frameworks import keeps_gathered_inputs
+from planner.frameworks import keeps_expert_outputs, keeps_gathered_inputs
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, layer_kinds
 from planner.model.spec import LatentAttention
 from planner.pipeline.laws import in_flight
 from planner.plan import TrainingSpec
 
-__all__ = ["Memory", "activation_bytes", "memory"]
+__all__ = ["Memory", "activation_bytes", "memory", "offloaded_share"]
 
 _FULL = RECOMPUTE_MODES.index("full")
 _SELECTIVE = RECOMPUTE_MODES.index("selective")
 _ALL_GATHER = CONTEXT_EXCHANGES.index("all_gather")
+_LAYERS: Final = [BLOCK_KINDS.index(k) for k in BLOCK_KINDS if k not in ("embedding", "head")]
 # What is free while the optimizer steps.
 _OF_PASS: Final = ("gathered_bytes", "activations_bytes", "logits_bytes", "moe_buffers_bytes")
 
@@ -56,19 +59,26 @@ class Memory:
     reserve_bytes: Column
     working_bytes: Column
 
+    def by_name(self) -> dict[str, Column]:
+        """Return the parts by the names of their fields."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def total_bytes(self) -> Column:
         """Return the sum of the parts, shape [rows, profiles]."""
-        return np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+        return np.sum(list(self.by_name().values()), axis=0)
 
 
 def memory(problem: Problem, c: Candidates) -> Memory:
     """Return the memory of every profile of every candidate."""
     dense, experts = rank_parameters(problem, c)
     training = problem.training
+    states = {
+        "weights": _sharded(c, dense, experts, 3) * held_weight_bytes(training),
+        "gradients": _sharded(c, dense, experts, 2) * held_gradient_bytes(training),
+        "optimizer": _sharded(c, dense, experts, 1) * optimizer_bytes(training),
+    }
     parts = {
-        "weights_bytes": _sharded(c, dense, experts, 3) * weight_bytes(training),
-        "gradients_bytes": _sharded(c, dense, experts, 2) * held_gradient_bytes(training),
-        "optimizer_bytes": _sharded(c, dense, experts, 1) * optimizer_bytes(training),
+        **{f"{name}_bytes": (name not in training.offload) * held for name, held in states.items()},
         "gathered_bytes": _gathered(problem, c),
         "activations_bytes": _activations(problem, c),
         "logits_bytes": _logits(problem, c),
@@ -101,54 +111,82 @@ def activation_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> Column
     tensor-parallel region reads them. An unfused attention keeps the scores after the softmax, per
     head and key, and with dropout a mask and what it leaves.
     """
-    model, beta = problem.model, weight_bytes(problem.training)
-    dropout = problem.training.dropout
-    h = model.hidden_size
+    model, training, beta = problem.model, problem.training, weight_bytes(problem.training)
+    h, of_input = model.hidden_size, product_input_bytes(training)
     outside, inside = sharded_tokens(problem, c), tokens(problem, c) / c.tp
     kept_whole = c.sequence_parallel & keeps_gathered_inputs(problem.framework)
     read = np.where(kept_whole, tokens(problem, c), outside)
+    # one by one, a norm's operations keep its input in fp32 and the result before its weights
+    cast = 0 if training.fused_kernels or model.norm != "rms" else 4 * h * outside
     if kind == "embedding":
         return np.zeros(len(c))
     if kind == "head":  # its norm's input and output
-        return h * beta * (outside + read)
-    norm_out = h * beta * (read + read)
-    norm_in = 2 * h * beta * outside + (2 * h * outside if dropout else 0)
+        return h * (beta * outside + of_input * read) + cast
+    norm_out = 2 * h * of_input * read
+    norm_in = 2 * (h * beta * outside + cast) + (2 * h * outside if training.dropout else 0)
     attention = _attention_bytes(problem, c, inside, outside)
     scores = np.zeros(len(c))
-    if not problem.training.fused_attention:
+    if not training.fused_attention:
         attention = attention - 4 * model.attention.num_heads * inside
-        per_score = 2 * beta + 1 if dropout else beta
-        scores = per_score * model.attention.num_heads * problem.training.seq_len * inside
+        per_score = 2 * beta + 1 if training.dropout else beta
+        scores = per_score * model.attention.num_heads * training.seq_len * inside
     if kind == "moe" and model.experts is not None:
         moe = model.experts
         width, gated = moe.shared_hidden_size, moe.gated
         of_shared = np.where(kept_whole & (width > 0), read, 0)
-        norm_out = h * beta * (read + outside + of_shared)
-        rows = routed_rows(problem, c)
-        received = rows * expert_skews(problem, c)[1]
-        # input and output of the experts on all etp ranks' rows, and the copy in expert order
-        widths = (3 if gated else 2) * moe.expert_hidden_size + 2 * c.etp * h
-        routed = beta * (received * widths + rows * h)
-        routed_out = received * beta * moe.expert_hidden_size
+        norm_out = h * of_input * (read + outside + of_shared)
+        routed, routed_out = _routed_bytes(problem, c)
     else:
         width, gated = model.feed_forward.hidden_size, model.feed_forward.gated
         routed = routed_out = np.zeros(len(c))
-    feed_forward = (3 if gated else 2) * width * beta * inside + routed
-    redone = norm_out + routed_out if problem.training.fused_attention else scores
+    feed_forward = _feed_forward_bytes(training, gated) * width * inside + routed
+    redone = norm_out + routed_out if training.fused_attention else scores
     kept = norm_in + norm_out + attention + scores + feed_forward
     kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
     return np.where(c.recompute == _FULL, h * beta * outside, kept)
 
 
+def _feed_forward_bytes(training: TrainingSpec, gated: bool) -> int:
+    """Return what is kept per element of a feed-forward's width: into and out of its activation.
+
+    One by one, a gated activation keeps its gate after the function too.
+    """
+    into = 2 if gated else 1
+    if gated and not training.fused_kernels:
+        into = 3
+    return into * weight_bytes(training) + product_input_bytes(training)
+
+
+def _routed_bytes(problem: Problem, c: Candidates) -> tuple[Column, Column]:
+    """Return what routed experts keep, and of that the output of their activation, [rows].
+
+    Their input on all etp ranks' rows; and where gates weigh what they return, that, and the copy
+    in expert order.
+    """
+    moe, training, h = problem.model.experts, problem.training, problem.model.hidden_size
+    assert moe is not None, "a moe block exists only in a model with experts"
+    beta, of_input = weight_bytes(training), product_input_bytes(training)
+    rows = routed_rows(problem, c)
+    received = rows * expert_skews(problem, c)[1]
+    per_row = _feed_forward_bytes(training, moe.gated) * moe.expert_hidden_size
+    kept = received * (per_row + of_input * c.etp * h)
+    if keeps_expert_outputs(problem.framework):
+        kept = kept + beta * h * (received * c.etp + rows)
+    return kept, received * of_input * moe.expert_hidden_size
+
+
 def _attention_bytes(problem: Problem, c: Candidates, inside: Column, outside: Column) -> Column:
+    """Return q, k, v and log-sum-exp, and the output that the next product reads, [rows]."""
     a, beta = problem.model.attention, weight_bytes(problem.training)
+    of_input = product_input_bytes(problem.training)
     if isinstance(a, LatentAttention):
         qk = a.qk_nope_head_dim + a.qk_rope_head_dim
-        heads = a.num_heads * (2 * qk + 2 * a.v_head_dim)
+        heads = a.num_heads * ((2 * qk + a.v_head_dim) * beta + a.v_head_dim * of_input)
         latent = (a.q_lora_rank or 0) + a.kv_lora_rank + a.qk_rope_head_dim
-        return (heads * beta + 4 * a.num_heads) * inside + latent * beta * outside
+        return (heads + 4 * a.num_heads) * inside + latent * beta * outside
     kv = 2 * np.maximum(a.num_kv_heads, c.tp) * a.head_dim
-    return ((2 * a.num_heads * a.head_dim + kv) * beta + 4 * a.num_heads) * inside
+    queries = a.num_heads * a.head_dim * (beta + of_input)
+    return (queries + kv * beta + 4 * a.num_heads) * inside
 
 
 def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int) -> Column:
@@ -161,18 +199,23 @@ def _sharded(c: Candidates, dense: Column, experts: Column, from_zero_stage: int
 
 
 def _gathered(problem: Problem, c: Candidates) -> Column:
-    """Return whole units of sharded states: two of weights and one of gradients.
+    """Return whole units of sharded states, two of weights and one of gradients, and flat buffers.
 
     ZeRO-3 gathers the unit in use and the next; ZeRO-2 and 3 hold a unit's gradients whole until
-    they are scattered.
+    they are scattered. What is offloaded comes and goes in the same way. A unit is a block, or its
+    largest matrix.
     """
     kinds = set(layer_kinds(problem.model)) | {"embedding", "head"}
-    units = [np.add(*block_share(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
+    unit = block_share if problem.training.gathers == "layer" else largest_matrix
+    units = [np.add(*unit(problem, c, kind)) for kind in BLOCK_KINDS if kind in kinds]
     largest = np.max(units, axis=0)
-    several = (shards(c) > 1) | ((c.edp > 1) & (problem.model.experts is not None))
-    weights = np.where(several & (c.zero_stage == 3), 2 * weight_bytes(problem.training), 0)
-    gradients = np.where(several & (c.zero_stage >= 2), gradient_bytes(problem.training), 0)
-    return largest * (weights + gradients)
+    sharded = (shards(c) > 1) | ((c.edp > 1) & (problem.model.experts is not None))
+    offload = problem.training.offload
+    comes = (sharded & (c.zero_stage == 3)) | ("weights" in offload)
+    leaves = (sharded & (c.zero_stage >= 2)) | ("gradients" in offload)
+    weights = np.where(comes, 2 * weight_bytes(problem.training), 0)
+    gradients = np.where(leaves, gradient_bytes(problem.training), 0)
+    return largest * (weights + gradients) + problem.training.buffer_bytes
 
 
 def _activations(problem: Problem, c: Candidates) -> Column:
@@ -190,7 +233,21 @@ def _activations(problem: Problem, c: Candidates) -> Column:
         c.virtual_stages[:, None],
         first,
     )
-    return kept * held
+    return kept * held * (1 - offloaded_share(problem, counts))
+
+
+def offloaded_share(problem: Problem, counts: Column) -> Column:
+    """Return the part of a rank's activations that rests on the host, [rows, profiles].
+
+    Args:
+        problem: What stays fixed.
+        counts: Blocks of each kind, [rows, profiles, kinds].
+    """
+    training = problem.training
+    layers = np.maximum(1, counts[:, :, _LAYERS].sum(axis=2))
+    if "activations" not in training.offload:
+        return 0.0 * layers
+    return np.minimum(1.0, (training.offload_layers or layers) / layers)
 
 
 def _in_use(problem: Problem, c: Candidates) -> Column:
@@ -198,13 +255,15 @@ def _in_use(problem: Problem, c: Candidates) -> Column:
 
     Gradients of the input and output of its widest function, which is the feed-forward's
     activation, or the softmax of an unfused attention; all of its activations, where they are
-    recomputed; and all context-parallel ranks' keys and values with their gradients, where they
-    are gathered.
+    recomputed; those of the next block too, where they come back from the host; and all
+    context-parallel ranks' keys and values with their gradients, where they are gathered.
     """
     plain, largest = c.with_recompute("none"), np.zeros(len(c))
+    brought_back = "activations" in problem.training.offload
     for kind in sorted(set(layer_kinds(problem.model))):
         redone = activation_bytes(problem, plain, kind) - activation_bytes(problem, c, kind)
-        largest = np.maximum(largest, redone + _gradients_in_use(problem, c, kind))
+        back = activation_bytes(problem, c, kind) if brought_back else 0.0
+        largest = np.maximum(largest, redone + _gradients_in_use(problem, c, kind) + 2 * back)
     gathers = (c.cp > 1) & (c.context_exchange == _ALL_GATHER)
     return largest + np.where(gathers, 2 * c.cp * key_value_bytes(problem, c), 0.0)
 
@@ -230,24 +289,27 @@ def _step_bytes(training: TrainingSpec) -> int:
     """Return what the optimizer's step holds per parameter it updates, beside its states.
 
     Gradients in fp32, unless they are accumulated so; the square root of the second moments in a
-    list of their own, unless the update is one fused kernel.
+    list of their own, unless the update is one fused kernel. An offloaded optimizer steps on the
+    host.
     """
+    if "optimizer" in training.offload:
+        return 0
     is_cast = weight_bytes(training) < 4 and training.main_grads == "same"
     is_listed = training.foreach_optimizer and training.optimizer == "adamw"
     return (4 if is_cast else 0) + (4 if is_listed else 0)
 
 
 def _logits(problem: Problem, c: Candidates) -> Column:
-    """Return logits where the head is, [rows, profiles]: as computed, and three times in fp32.
+    """Return logits and what the loss adds, where the head is, [rows, profiles].
 
-    Beside the copy that the loss reads there are, when the loss is done, the softmax and, at one
-    time or another, the shifted logits or their gradient (Megatron-LM, vocab-parallel
-    cross_entropy.py; torch's log_softmax and its backward hold as many).
+    Unfused, the copy in fp32 that the loss reads and the softmax, or then its gradient, are there
+    beside the logits. A fused loss writes gradients over them; with the head in pieces there is
+    nothing to hold.
     """
-    beta = weight_bytes(problem.training)
-    size = tokens(problem, c) * problem.model.vocab_size / c.tp * (beta + 3 * max(4, beta))
-    if problem.training.fused_loss:
-        size = np.zeros(len(c))
+    training = problem.training
+    beta = weight_bytes(training)
+    per_logit = {"none": beta + 2 * max(4, beta), "cross_entropy": beta, "linear": 0}
+    size = tokens(problem, c) * problem.model.vocab_size / c.tp * per_logit[training.fused_loss]
     head = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index("head")]
     return head * size[:, None]
 
@@ -263,7 +325,9 @@ def _moe_buffers(problem: Problem, c: Candidates) -> Column:
 
 
 def _communicators(problem: Problem, c: Candidates) -> Column:
+    """Return the buffers of a rank's groups of two and more: the world's, and each axis'."""
     several = [c.tp > 1, c.cp > 1, c.dp * c.cp > 1, c.pp > 1, c.ep > 1, c.etp > 1]
     if problem.model.experts is not None:
         several.append(c.edp > 1)
-    return np.sum(several, axis=0) * COMMUNICATOR_BYTES[problem.fabric.library].value
+    groups = np.sum(several, axis=0)
+    return (groups + (groups > 0)) * COMMUNICATOR_BYTES[problem.fabric.library].value

@@ -15,7 +15,9 @@ __all__ = [
     "Problem",
     "gradient_bytes",
     "held_gradient_bytes",
+    "held_weight_bytes",
     "optimizer_bytes",
+    "product_input_bytes",
     "weight_bytes",
 ]
 
@@ -62,6 +64,17 @@ def weight_bytes(training: TrainingSpec) -> int:
     return ELEMENT_BYTES[training.precision]
 
 
+def held_weight_bytes(training: TrainingSpec) -> int:
+    """Return bytes of one weight where it rests; ``weight_bytes`` is what it is computed with."""
+    width = weight_bytes(training)
+    return max(4, width) if training.master_weights == "only" else width
+
+
+def product_input_bytes(training: TrainingSpec) -> int:
+    """Return bytes of one kept input of a matrix product: fp8 ones are kept as they are read."""
+    return 1 if training.precision == "fp8" else weight_bytes(training)
+
+
 def gradient_bytes(training: TrainingSpec) -> int:
     """Return bytes of one accumulated gradient element, as it is sent."""
     same = ELEMENT_BYTES[training.precision]
@@ -85,4 +98,4 @@ def optimizer_bytes(training: TrainingSpec) -> float:
         _MOMENT_BYTES[training.moments]
     )
     moments = 2 * moment if training.optimizer == "adamw" else 0
-    return moments + (4 if width < 4 and training.master_weights else 0)
+    return moments + (4 if width < 4 and training.master_weights == "copy" else 0)

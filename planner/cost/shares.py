@@ -6,7 +6,7 @@ from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
 
-__all__ = ["block_share", "fullest_profile", "rank_parameters", "shards"]
+__all__ = ["block_share", "fullest_profile", "largest_matrix", "rank_parameters", "shards"]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
@@ -23,6 +23,23 @@ def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Colum
         vocabulary = np.where(c.pp > 1, copy, 0)
     dense = (block.attention + block.feed_forward + vocabulary) / c.tp + block.replicated
     return dense, block.experts / (c.etp * c.ep)
+
+
+def largest_matrix(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
+    """Return (dense, expert) parameters of the largest matrix of a block on one rank, [rows].
+
+    The feed-forward's matrices are alike, and so are the experts'; a gated one's first two lie in
+    one, as the projections of queries, keys and values do.
+    """
+    dense, experts = block_share(problem, c, kind)
+    if kind in ("embedding", "head"):
+        return dense, experts
+    block, moe = block_parameters(problem.model, kind), problem.model.experts
+    if kind == "moe" and moe is not None:
+        return 0 * dense, experts / moe.num_experts * c.ep * (2 / 3 if moe.gated else 1 / 2)
+    gated = problem.model.feed_forward.gated
+    widest = max(block.feed_forward * (2 / 3 if gated else 1 / 2), block.attention * 3 / 4)
+    return widest / c.tp, 0 * experts
 
 
 def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:

@@ -31,6 +31,7 @@ from planner.cost.problem import (
     Problem,
     gradient_bytes,
     held_gradient_bytes,
+    held_weight_bytes,
     optimizer_bytes,
     weight_bytes,
 )
@@ -740,9 +741,10 @@ def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) 
     """
     training = problem.training
     weights, states = weight_bytes(training), optimizer_bytes(training)
-    is_copied = weights < 4 and training.master_weights
+    is_copied = weights < 4 and training.master_weights == "copy"
     reads = max(gradient_bytes(training), held_gradient_bytes(training) - weights)
-    moved = reads + 2 * states + (weights if is_copied else 2 * weights)
+    held = held_weight_bytes(training)
+    moved = reads + 2 * states + (weights if is_copied else 2 * held)
     sharded = c.zero_stage > 0
     params = dense / np.where(sharded, shards(c), 1) + experts / np.where(sharded, c.edp, 1)
     return MemoryBound("optimizer", "step", np.ones(len(c)), params * moved)

@@ -8,6 +8,7 @@ from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
 __all__ = [
+    "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
@@ -19,6 +20,9 @@ __all__ = [
 OVERLAP_DATA_PARALLEL: Final = False
 
 KEEPS_GATHERED_INPUTS: Final = True
+
+# Gates weigh what the experts return.
+KEEPS_EXPERT_OUTPUTS: Final = True
 
 # torch.utils.checkpoint without reentrant autograd.
 STOPS_RECOMPUTE_EARLY: Final = True

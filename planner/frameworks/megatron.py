@@ -10,6 +10,7 @@ from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
 __all__ = [
+    "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
@@ -22,6 +23,10 @@ OVERLAP_DATA_PARALLEL: Final = True
 
 # core/tensor_parallel/layers.py saves the shard and gathers it again in the backward.
 KEEPS_GATHERED_INPUTS: Final = False
+
+# core/transformer/moe/experts.py weighs rows in the activation function (weighted_bias_swiglu),
+# and core/transformer/moe/token_dispatcher.py adds what comes back without gates.
+KEEPS_EXPERT_OUTPUTS: Final = False
 
 # core/tensor_parallel/random.py runs the whole forward again.
 STOPS_RECOMPUTE_EARLY: Final = False

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from planner.cost.problem import Problem
-from planner.errors import InvalidInputError
+from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.devices import Device, custom_device, device
 from planner.hardware.gpus import GpuModel, gpu_model
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
@@ -75,20 +75,51 @@ class _Habit(NamedTuple):
     why: str
 
 
-# The first that is named counts; all that match add their fields.
+# All that match add their fields, the first of them last.
 _HABITS: Final = (
     _Habit(
-        r"nemo|megatron-(bridge|core)",
+        # scripts/performance/configs of Megatron-Bridge: grad_reduce_in_fp32 = False,
+        # cross_entropy_fusion_impl; NeMo's scripts/performance before it
+        r"nemo|megatron-bridge",
+        {"main_grads": "same", "fused_loss": "cross_entropy"},
+        True,
+        "NVIDIA's performance recipes: gradients as computed, fused loss, sequence parallel with "
+        "tp",
+    ),
+    _Habit(
+        r"megatron-core",
         {},
         True,
-        "NeMo and Megatron-Core recipes: fp32 main gradients, sequence parallel with tp",
+        "Megatron-Core: fp32 main gradients, sequence parallel with tp",
     ),
-    _Habit(r"liger", {"fused_loss": True}, False, "Liger: logits are never held whole"),
+    _Habit(
+        r"liger",
+        {"fused_loss": "linear", "fused_kernels": True},
+        False,
+        "Liger: fused norms and activations, logits never whole",
+    ),
+    _Habit(
+        r"llm-foundry|composer",
+        {"fused_loss": "cross_entropy"},
+        False,
+        "LLM Foundry's default loss is fused: gradients in place of 16-bit logits",
+    ),
+    _Habit(
+        r"megatron.?deepspeed|deepspeed.*megatron",
+        {"fused_kernels": True},
+        False,
+        "Megatron-DeepSpeed: Megatron's kernels",
+    ),
     _Habit(
         r"deepspeed",
-        {"main_grads": "same"},
+        {
+            "main_grads": "same",
+            "buffer_bytes": 2 * 2 * 500_000_000,  # reduce_bucket_size, allgather_bucket_size
+            "gathers": "matrix",
+            "fused_kernels": False,
+        },
         False,
-        "DeepSpeed: gradients as computed, cast to fp32 for the step",
+        "DeepSpeed: gradients as computed, two buckets of 5e8, gathered by module",
     ),
     _Habit(
         r"internevo|internlm|colossal",
@@ -98,11 +129,16 @@ _HABITS: Final = (
     ),
     _Habit(
         r"paddle",
-        {"main_grads": "same"},
+        {"main_grads": "same", "fused_kernels": False},
         False,
-        "Paddle O2: gradients as computed, fp32 master weights",
+        "Paddle O2: gradients as computed, fp32 master weights, norms operation by operation",
     ),
-    _Habit(r"fsdp|jax|llm-foundry|composer", {}, False, "sharded in fp32, gathered in 16 bits"),
+    _Habit(
+        r"fsdp|jax",
+        {"master_weights": "only"},
+        False,
+        "weights rest in fp32 shards, gathered in 16 bits",
+    ),
     _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
 )
 
@@ -201,7 +237,11 @@ def _degrees(run: Run, said: list[str]) -> dict[str, int]:
 
 
 def _gpu(run: Run) -> GpuModel:
-    return gpu_model(run.gpu.partition("(")[0])
+    """Return the GPU that the column names, with what stands in brackets or without it."""
+    try:
+        return gpu_model(run.gpu)
+    except UnknownNameError:
+        return gpu_model(run.gpu.partition("(")[0].strip())
 
 
 def _device(gpu: GpuModel, precision: str) -> Device:
@@ -359,6 +399,8 @@ def _training(
     fields |= _kernels(run, model, gpu, said)
     if "optimizer_on_cpu" in run.facts:
         fields["offload"] = ("gradients", "optimizer")
+    if run.offloaded_layers:
+        fields |= {"offload": ("activations",), "offload_layers": run.offloaded_layers}
     if model.experts is not None and "capacity_factor_1" in run.facts:
         fields["expert_capacity"] = {"factor": 1.0}
     batch = run.global_batch
@@ -434,7 +476,8 @@ def _pipeline(
         kind: block_flop_per_token(model, kind, training.seq_len)
         for kind in ("embedding", "head", *set(kinds))
     }
-    if run.facts & {"ends_hold_one_layer_less", "ends_count_as_layers"}:
+    counted = run.facts & {"ends_hold_one_layer_less", "ends_count_as_layers"}
+    if counted or (len(kinds) % stages and (len(kinds) + 2) % stages == 0):
         layers = _with_short_ends(len(kinds), stages)
         said.append("embedding and head count as a layer each")
     elif stages > len(kinds):

@@ -36,7 +36,11 @@ FACTS: Final[Mapping[str, str]] = {
     "capacity_factor_1": r"capacity factor 1\b",
     "even_routing": r"force-balanced|balanced by construction",
     "memory_only": r"memory-only",
+    "of_allocated": r"memory_allocated|\(peak\)|peak (memory )?allocated",
+    "of_reserved": r"memory_reserved|reserved memory",
 }
+
+_OFFLOADED_LAYERS: Final = r"activation offload(?:ing)? of (\d{1,4}) layers"
 
 _REQUIRED: Final = (
     *("id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "tp", "pp", "micro_batch"),
@@ -73,8 +77,9 @@ _GBIT_BYTES: Final = 1e9 / 8
 class Run:
     """A training run without what is known of its outcome; None and "" where a cell is empty.
 
-    Attributes as the columns of the table, ``nic_bytes_per_s`` of one NIC in one direction, and
-    ``facts``: the names of ``FACTS`` that the notes state.
+    Attributes as the columns of the table, and ``nic_bytes_per_s`` of one NIC in one direction,
+    ``facts``, the names of ``FACTS`` that the notes state, ``offloaded_layers``, whose activations
+    the notes say go to the CPU.
     """
 
     id: str
@@ -108,6 +113,7 @@ class Run:
     schedule: str
     nics_per_node: int | None
     nic_bytes_per_s: float | None
+    offloaded_layers: int | None
     facts: frozenset[str]
 
 
@@ -155,7 +161,9 @@ def run_of(row: Row) -> Run:
     if not known["id"]:
         refuse(asked, "id", "must not be empty")
     rate = _number(asked, "nic_gbps", (1e-3, 1e5))
+    offloaded = re.search(_OFFLOADED_LAYERS, notes, re.I)
     derived = {
+        "offloaded_layers": int(offloaded[1]) if offloaded else None,
         "nic_bytes_per_s": None if rate is None else rate * _GBIT_BYTES,
         "facts": frozenset(name for name, said in FACTS.items() if re.search(said, notes, re.I)),
     }
