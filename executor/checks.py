@@ -68,6 +68,8 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
         if getattr(sharding, flag):
             yield f"sharding.{flag}=true"
     yield from _unsupported_sequence(plan)
+    if plan.recompute_layers is not None:
+        yield f"recompute_layers={plan.recompute_layers}"
     if plan.recompute == "selective":
         yield "recompute='selective'"
     if plan.training.precision in ("fp8", "fp16"):

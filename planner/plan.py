@@ -63,6 +63,7 @@ __all__ = [
     "RankOrder",
     "RankRule",
     "RankTimings",
+    "RecomputeLayers",
     "RecomputeMode",
     "RejectedReason",
     "RunnerUp",
@@ -156,6 +157,14 @@ Offloaded = Literal["weights", "gradients", "optimizer", "activations"]
 
 Degree = Annotated[int, Field(ge=1, le=1 << 20)]
 Count = Annotated[int, Field(ge=0)]
+RecomputeLayers = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        exclude_if=lambda layers: layers is None,
+        description="of every stage, of which 'full' recomputes as many; null = all",
+    ),
+]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 Load = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -682,6 +691,7 @@ class RunnerUp(Document):
     order: RankOrder = "tp-cp-ep-dp-pp"
     micro_batch_size: int
     recompute: RecomputeMode
+    recompute_layers: RecomputeLayers = None
     zero_stage: int
     step_time_s: Seconds
     slower_by: float = Field(description="fraction of the winner's step time")
@@ -759,6 +769,7 @@ class Plan(Document):
     pipeline: Pipeline
     sharding: Sharding
     recompute: RecomputeMode
+    recompute_layers: RecomputeLayers = None
     collectives: tuple[CollectiveChoice, ...]
     prediction: Prediction
     memory: tuple[StageMemory, ...]

@@ -6,9 +6,17 @@ from itertools import groupby
 from typing import Final
 
 from planner.model.bundled import model_names
-from planner.plan import CollectiveChoice, Layout, Plan, RankOrder, StageMemory, Waiting
+from planner.plan import (
+    CollectiveChoice,
+    Layout,
+    Plan,
+    RankOrder,
+    RecomputeMode,
+    StageMemory,
+    Waiting,
+)
 from planner.search.explain import PART_LABELS
-from planner.units import format_bytes, format_count, format_rate, format_seconds
+from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
     "Part",
@@ -22,6 +30,7 @@ __all__ = [
     "memory_parts",
     "ordered",
     "peak_stage",
+    "recompute_words",
     "some_of",
     "time_parts",
     "traffic",
@@ -244,7 +253,13 @@ def _sharding(plan: Plan) -> Iterator[str]:
 
 
 def _recompute(plan: Plan) -> str:
-    return f"{'no' if plan.recompute == 'none' else plan.recompute} recompute"
+    return recompute_words(plan.recompute, plan.recompute_layers)
+
+
+def recompute_words(mode: RecomputeMode, layers: int | None) -> str:
+    """Return what is recomputed, as ``no recompute`` or ``full recompute of 3 layers a stage``."""
+    some = "" if layers is None else f" of {counted(layers, 'layer')} a stage"
+    return f"{'no' if mode == 'none' else mode} recompute{some}"
 
 
 def _has_experts(plan: Plan) -> bool:
@@ -282,7 +297,11 @@ def _megatron_arguments(plan: Plan) -> Iterator[str]:
         modules = "layernorm moe_act" if _has_experts(plan) else "layernorm"
         yield f"--recompute-granularity selective --recompute-modules {modules}"
     elif plan.recompute == "full":
-        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        method, layers = ("uniform", 1) if plan.recompute_layers is None else (
+            ("block", plan.recompute_layers)
+        )
+        yield f"--recompute-granularity full --recompute-method {method}"
+        yield f"--recompute-num-layers {layers}"
 
 
 def _degree_arguments(plan: Plan) -> Iterator[str]:

@@ -25,7 +25,13 @@ from planner.cost.problem import (
     product_input_bytes,
     weight_bytes,
 )
-from planner.cost.shares import block_share, largest_matrix, rank_parameters, shards
+from planner.cost.shares import (
+    block_share,
+    largest_matrix,
+    rank_parameters,
+    recomputed_share,
+    shards,
+)
 from planner.cost.work import expert_skews, key_value_bytes, routed_rows, sharded_tokens, tokens
 from planner.frameworks import keeps_expert_outputs, keeps_gathered_inputs
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
@@ -223,9 +229,16 @@ def _activations(problem: Problem, c: Candidates) -> Column:
     splits = problem.splits
     counts, first = splits.counts[c.split], splits.first_rank[c.split]
     kept = np.zeros(counts.shape[:2])
+    some = bool(c.recompute_layers.any())
+    share = recomputed_share(c, counts) if some else 1.0
     for index, kind in enumerate(BLOCK_KINDS):
-        if counts[:, :, index].any():
-            kept += counts[:, :, index] * activation_bytes(problem, c, kind)[:, None]
+        if not counts[:, :, index].any():
+            continue
+        of_block = activation_bytes(problem, c, kind)[:, None]
+        if some:
+            plain = activation_bytes(problem, c.with_recompute("none"), kind)[:, None]
+            of_block = share * of_block + (1 - share) * plain
+        kept += counts[:, :, index] * of_block
     held = in_flight(
         c.schedule[:, None],
         c.pp[:, None],

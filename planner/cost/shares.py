@@ -6,7 +6,7 @@ from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
 
-__all__ = ["block_share", "fullest_profile", "largest_matrix", "rank_parameters", "shards"]
+__all__ = ["block_share", "fullest_profile", "largest_matrix", "rank_parameters", "recomputed_share", "shards"]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
@@ -59,6 +59,22 @@ def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
 def fullest_profile(dense: Column, experts: Column) -> Column:
     """Return the profile with most of the parameters that ``rank_parameters`` gave, [rows]."""
     return np.argmax(dense + experts, axis=1)
+
+
+def recomputed_share(c: Candidates, counts: Column) -> Column:
+    """Return the part of a rank's layers that is recomputed, where the mode recomputes any.
+
+    Args:
+        c: Candidates.
+        counts: Blocks of each kind on the rank, [rows, ..., kinds].
+
+    Returns:
+        Shape [rows, ...].
+    """
+    ends = [BLOCK_KINDS.index("embedding"), BLOCK_KINDS.index("head")]
+    layers = np.maximum(1, counts.sum(axis=-1) - counts[..., ends].sum(axis=-1))
+    asked = (c.recompute_layers * c.virtual_stages).reshape(-1, *[1] * (layers.ndim - 1))
+    return np.where(asked > 0, np.minimum(1.0, asked / layers), 1.0)
 
 
 def shards(c: Candidates) -> Column:

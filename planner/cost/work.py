@@ -101,6 +101,8 @@ _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
 # Cheap to redo, large to keep: Megatron's --recompute-modules layernorm moe_act. It has no module
 # that redoes the activation function of a dense feed-forward alone.
 _SELECTIVE_OPS: Final = ("norms", "expert_activation")
+# Where scores are stored they are what is large: --recompute-modules core_attn, Megatron's default.
+_UNFUSED_SELECTIVE_OPS: Final = ("attention_core",)
 # The end of a layer, its shared expert's where it has one: the backward needs what goes into it,
 # and not what comes out.
 _LAST_OPS: Final = (
@@ -566,11 +568,12 @@ def _recompute(problem: Problem, forward: Iterable[Op], c: Candidates) -> list[O
     """Return the forward ops that are done again before the backward."""
     skipped = (_FORWARD_ONLY, *(_LAST_OPS if stops_recompute_early(problem.framework) else ()))
     full = c.recompute == _FULL
+    cheap = _SELECTIVE_OPS if problem.training.fused_attention else _UNFUSED_SELECTIVE_OPS
     ops: list[Op] = []
     for op in forward:
         if op.name in skipped:
             continue
-        again = full | ((c.recompute == _SELECTIVE) & (op.name in _SELECTIVE_OPS))
+        again = full | ((c.recompute == _SELECTIVE) & (op.name in cheap))
         ops.append(replace(op, phase="recompute", repeats=op.repeats * again))
     return ops
 

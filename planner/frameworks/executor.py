@@ -57,6 +57,10 @@ def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) 
     return heads % c.tp != 0
 
 
+def _some_layers_recomputed(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return c.recompute_layers > 0
+
+
 def _selective_recompute(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     return c.recompute == RECOMPUTE_MODES.index("selective")
 
@@ -78,5 +82,10 @@ RULES: Final = (
         "executor-recompute",
         "the executor recomputes whole layers or nothing",
         _selective_recompute,
+    ),
+    Rule(
+        "executor-recompute-layers",
+        "the executor recomputes every layer of a stage or none",
+        _some_layers_recomputed,
     ),
 )

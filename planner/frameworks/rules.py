@@ -95,6 +95,11 @@ def _experts_lie_in_another_order(
     return ~regular(c, has_experts=model.experts is not None)
 
 
+def _unlike_layers_recomputed(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
+    return (c.recompute_layers > 0) & (0 < len(model.moe_layers) < model.num_layers)
+
+
+
 COMMON_RULES: Final = (
     Rule("heads-split-over-tp", "tp must divide the attention heads", _heads_do_not_split),
     Rule(
@@ -131,6 +136,11 @@ COMMON_RULES: Final = (
         "interleaving-needs-full-rounds",
         "interleaved 1F1B needs num_micro_batches to be a multiple of pp",
         _too_few_micro_batches,
+    ),
+    Rule(
+        "some-layers-recomputed-need-one-kind",
+        "of dense layers and layers with experts all are recomputed or none: which would matter",
+        _unlike_layers_recomputed,
     ),
     # Megatron-LM asserts it (core/parallel_state.py, initialize_model_parallel; a dense model has
     # etp = tp, ep = 1). The executor would run such plans; nothing here can price them.

@@ -24,6 +24,7 @@ from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
 from planner.pipeline.partition import SplitTable, balanced_layers, split_table, splits_of
 from planner.plan import ScheduleName, TrainingSpec
+from planner.search.layers import fewest_recomputed
 from planner.search.rank import peak_memory_bytes
 from planner.topology.compile import compile_fabric
 from planner.topology.fabric import Fabric
@@ -199,6 +200,7 @@ def configuration(run: Run) -> Configuration:
         "micro_batch_size": micro_batch,
         "num_micro_batches": max(1, training.global_batch_size // (dp * micro_batch)),
         "recompute": 0,
+        "recompute_layers": 0,
         "zero_stage": zero,
         "sequence_parallel": _sequence_parallel(run, degrees["tp"], habits, said),
         "context_exchange": 0,
@@ -506,19 +508,30 @@ def _with_short_ends(num_layers: int, stages: int) -> tuple[int, ...]:
 def _with_recompute(
     run: Run, problem: Problem, candidate: Candidates, said: list[str]
 ) -> Candidates:
-    """Return the candidate with the printed mode, or the least that fits where none is printed."""
-    if run.recompute in RECOMPUTE_MODES:
+    """Return the candidate with the printed mode, or the least that fits where none is printed.
+
+    What torch's users call selective recomputes some of the layers, and how many is not printed.
+    """
+    of_layers = run.recompute == "selective" and re.search("fsdp", run.framework.lower())
+    if run.recompute in RECOMPUTE_MODES and not of_layers:
         return candidate.with_recompute(run.recompute)  # type: ignore[arg-type]  # it is one
-    if run.recompute:
+    if run.recompute not in ("", *RECOMPUTE_MODES):
         raise InvalidInputError(
             f"recompute={run.recompute!r} must be one of {', '.join(RECOMPUTE_MODES)}",
             where="recompute",
         )
-    for mode in RECOMPUTE_MODES:
-        found = candidate.with_recompute(mode)
-        if peak_memory_bytes(problem, found)[0] <= problem.capacity_bytes:
+    some = fewest_recomputed(problem, candidate)
+    tried = {
+        "none": candidate.with_recompute("none"),
+        "selective": candidate.with_recompute("selective"),
+        f"{'' if not len(some) else int(some.recompute_layers[0])} layers of every stage": some,
+        "full": candidate.with_recompute("full"),
+    }
+    if of_layers:
+        del tried["selective"]
+    for name, found in tried.items():
+        if len(found) and peak_memory_bytes(problem, found)[0] <= problem.capacity_bytes:
             break
-    said.append(f"recompute is not printed: {mode}, the least that fits")
+    unsaid = "how many layers are recomputed" if of_layers else "recompute"
+    said.append(f"{unsaid} is not printed: {name}, the least that fits")
     return found
-
-

@@ -209,7 +209,7 @@ def score_memory(rows: Sequence[Row], predictions: Sequence[MemoryPrediction]) -
         not_fitting=tuple(beyond),
         num_beyond=sum(row.error > FIT_BAR for row in beyond),
         num_chosen=sum(
-            any(said.startswith("recompute is not printed") for said in found.assumptions)
+            any(said.endswith("the least that fits") for said in found.assumptions)
             for _, found in ran
         ),
         skipped=dict(Counter(p.skipped_reason for p in predictions if p.skipped_reason)),
