@@ -17,9 +17,11 @@ __all__ = [
     "CONTEXT_BYTES",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
+    "HOST_MEMORY_BYTES_PER_S",
     "LOOPBACK_SENDER_CORES",
     "MEMORY_PASSES",
     "MESSAGE_ISSUE_S",
+    "NVME_BYTES_PER_S",
     "PATH_ALPHA",
     "PATH_RATE",
     "STEP_SPREAD",
@@ -242,6 +244,17 @@ CACHED: Final = Constant(
     "memory as devices and allocators show it",
     0.5,
     f"blocks kept for reuse; figures of allocated memory (ZB) are met without; {_MEMORY_SOURCE}",
+)
+# What offloaded states are updated at, and come from a drive at, of one GPU of eight a node.
+HOST_MEMORY_BYTES_PER_S: Final = Constant(
+    45e9,
+    "bytes/s",
+    "offloaded optimizer",
+    0.5,
+    "assumed: 0.6 of two sockets of eight channels DDR5-4800 (2 x 307 GB/s) for eight GPUs",
+)
+NVME_BYTES_PER_S: Final = Constant(
+    6e9, "bytes/s", "offload to NVMe", 0.5, "assumed: one PCIe 4.0 x4 drive for every GPU"
 )
 # Megatron's default: max(40e6, 1e6 * dp) parameters; torch DDP 25 MiB.
 GRADIENT_BUCKET_BYTES: Final[dict[str, Constant]] = {

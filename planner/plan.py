@@ -332,7 +332,6 @@ class TrainingSpec(Document):
         description="what ZeRO-3 gathers at once",
     )
 
-
     offload: tuple[Offloaded, ...] = Field(
         default=(),
         exclude_if=lambda parts: not parts,

@@ -297,8 +297,8 @@ def _megatron_arguments(plan: Plan) -> Iterator[str]:
         modules = "layernorm moe_act" if _has_experts(plan) else "layernorm"
         yield f"--recompute-granularity selective --recompute-modules {modules}"
     elif plan.recompute == "full":
-        method, layers = ("uniform", 1) if plan.recompute_layers is None else (
-            ("block", plan.recompute_layers)
+        method, layers = (
+            ("uniform", 1) if plan.recompute_layers is None else (("block", plan.recompute_layers))
         )
         yield f"--recompute-granularity full --recompute-method {method}"
         yield f"--recompute-num-layers {layers}"

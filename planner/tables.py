@@ -18,6 +18,7 @@ from planner.layout.groups import Group
 from planner.model.blocks import parameter_count
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
+from planner.search.nearby import MemoryReport
 from planner.summary import (
     Part,
     basis,
@@ -39,6 +40,7 @@ from planner.topology.document import TopologyDocument
 from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
 from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
+from planner.validate.memory import FIT_BAR, MEDIAN_BAR, P90_BAR, MemoryScores
 from planner.validate.scores import Scores
 
 __all__ = [
@@ -47,6 +49,8 @@ __all__ = [
     "show_degraded",
     "show_experts",
     "show_fabric",
+    "show_memory",
+    "show_memory_scores",
     "show_model",
     "show_models",
     "show_plan",
@@ -269,6 +273,107 @@ def show_scores(out: Console, scores: Scores) -> None:
 
 def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
+
+
+def show_memory_scores(out: Console, scores: MemoryScores) -> None:
+    """Print errors of predicted memory by source, the worst rows, and runs that would not fit."""
+    table = _table("source|", "rows>", "median error>", "90th percentile>", "bias>")
+    for one in scores.sources:
+        table.add_row(
+            escape(one.source),
+            f"{one.num_rows:,}",
+            _percent(one.median_error),
+            _percent(one.p90_error),
+            f"{100 * one.bias:+.1f} %",
+        )
+    _show(out, "memory against what the sources print", table)
+    if scores.is_kept is not None:
+        verdict = "kept" if scores.is_kept else "missed"
+        bars = f"median {_percent(MEDIAN_BAR)}, 90th percentile {_percent(P90_BAR)}"
+        out.print(f"bars on all rows ({bars}): {verdict}", markup=False)
+    if scores.worst:
+        table = _table("row|", "source|", "predicted>", "printed>", "error>", "assumed")
+        for row in scores.worst:
+            table.add_row(
+                *(escape(row.id), escape(row.source)),
+                *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
+                *(f"{100 * row.error:+.0f} %", escape("; ".join(row.assumptions))),
+            )
+        _show(out, "the worst rows", table)
+    if scores.not_fitting:
+        table = _table("row|", "source|", "needed>", "has>", "beyond>", "assumed")
+        for row in scores.not_fitting:
+            table.add_row(
+                *(escape(row.id), escape(row.source)),
+                *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
+                *(f"{100 * row.error:.1f} %", escape("; ".join(row.assumptions))),
+            )
+        _show(out, "ran, and would not fit", table)
+    out.print(
+        f"\nof {counted(scores.num_ran, 'run')} {scores.num_beyond:,} would not fit by more than "
+        f"{_percent(FIT_BAR)}; of {scores.num_chosen:,} recompute is not printed, and the least "
+        "that fits was taken",
+        markup=False,
+    )
+    for reason, count in scores.skipped.items():
+        out.print(f"skipped {counted(count, 'row')}: {reason}", markup=False)
+
+
+def show_memory(out: Console, title: str, report: MemoryReport) -> None:
+    """Print the memory of one layout: parts of every stage, what is left, what would make it fit.
+
+    Args:
+        out: Where to.
+        title: Model, layout and device, in words.
+        report: Of the layout.
+    """
+    out.print(title, style="bold", markup=False)
+    worst = max(report.stages, key=lambda stage: stage.total_bytes)
+    names = [
+        name
+        for name in type(worst.parts).model_fields
+        if any(getattr(stage.parts, name) for stage in report.stages)
+    ]
+    table = _table("part|", *(f"stage {stage.pp_rank}>" for stage in report.stages))
+    for name in names:
+        label = name.removesuffix("_bytes").replace("_", " ")
+        sizes = [getattr(stage.parts, name) for stage in report.stages]
+        table.add_row(label, *(format_bytes(size) if size else "" for size in sizes))
+    table.add_row("total", *(format_bytes(stage.total_bytes) for stage in report.stages))
+    table.add_row("", *("fullest" if stage is worst else "" for stage in report.stages))
+    out.print(table)
+    has = f"{format_bytes(report.capacity_bytes)} a GPU"
+    left = format_bytes(abs(report.headroom_bytes))
+    fits = report.headroom_bytes >= 0
+    out.print(f"\nfits: {left} of {has} left" if fits else f"\ndoes not fit: {left} over {has}")
+    if (host := report.host) is not None:
+        out.print(
+            f"offload: {format_bytes(host.bytes_per_step)} a step between GPU and host; hidden by "
+            f"a link of {format_rate(host.needed_bytes_per_s, 'B/s')}, this one has "
+            f"{format_rate(host.link_bytes_per_s, 'B/s')}: {format_seconds(host.exposed_s)} exposed",
+            markup=False,
+        )
+    if not fits:
+        _show_changes(out, report)
+    for note in report.notes:
+        out.print(f"- {note}", markup=False)
+
+
+def _show_changes(out: Console, report: MemoryReport) -> None:
+    if not report.changes:
+        out.print("neither one change nor two that were tried make it fit; try more GPUs")
+        return
+    table = _table("change", "peak>", "saves>", "sends>", "step>")
+    for change in report.changes:
+        sign = "-" if change.sent_bytes < 0 else "+"
+        table.add_row(
+            escape(change.what),
+            format_bytes(change.peak_bytes),
+            format_bytes(change.saved_bytes),
+            f"{sign}{format_bytes(abs(change.sent_bytes))}",
+            "?" if change.slower_by is None else f"{100 * change.slower_by:+.1f} %",
+        )
+    _show(out, "changes that make it fit, the smallest first", table)
 
 
 def show_experts(

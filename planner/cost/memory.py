@@ -11,7 +11,7 @@ The peak is that of the larger; ``working_bytes`` is what it adds to the parts t
 """
 
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,10 @@ _LAYERS: Final = [BLOCK_KINDS.index(k) for k in BLOCK_KINDS if k not in ("embedd
 _OF_PASS: Final = ("gathered_bytes", "activations_bytes", "logits_bytes", "moe_buffers_bytes")
 
 
+# What a block of each kind keeps without recompute, and with the row's mode.
+_Blocks: TypeAlias = dict[BlockKind, tuple[Column, Column]]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Parts as in ``planner.plan.MemoryParts``, shape [rows, profiles]; unused profiles are 0."""
@@ -78,6 +82,8 @@ def memory(problem: Problem, c: Candidates) -> Memory:
     """Return the memory of every profile of every candidate."""
     dense, experts = rank_parameters(problem, c)
     training = problem.training
+    kinds = {"embedding", *layer_kinds(problem.model), "head"}
+    blocks: _Blocks = {k: _kept_bytes(problem, c, k) for k in BLOCK_KINDS if k in kinds}
     states = {
         "weights": _sharded(c, dense, experts, 3) * held_weight_bytes(training),
         "gradients": _sharded(c, dense, experts, 2) * held_gradient_bytes(training),
@@ -86,7 +92,7 @@ def memory(problem: Problem, c: Candidates) -> Memory:
     parts = {
         **{f"{name}_bytes": (name not in training.offload) * held for name, held in states.items()},
         "gathered_bytes": _gathered(problem, c),
-        "activations_bytes": _activations(problem, c),
+        "activations_bytes": _activations(problem, c, blocks),
         "logits_bytes": _logits(problem, c),
         "moe_buffers_bytes": _moe_buffers(problem, c),
         "communicators_bytes": _communicators(problem, c),
@@ -96,7 +102,7 @@ def memory(problem: Problem, c: Candidates) -> Memory:
         name: (part if part.ndim == 2 else part[:, None]) * used for name, part in parts.items()
     }
     of_pass = sum(parts[name] for name in _OF_PASS)
-    in_use = _in_use(problem, c)[:, None] * used
+    in_use = _in_use(problem, c, blocks)[:, None] * used
     in_backward = np.maximum(0, in_use - parts["logits_bytes"])  # after the loss they are free
     in_step = _sharded(c, dense, experts, 1) * _step_bytes(training) * used
     parts["working_bytes"] = np.maximum(in_backward, in_step - of_pass)
@@ -107,7 +113,12 @@ def memory(problem: Problem, c: Candidates) -> Memory:
 
 
 def activation_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> Column:
-    """Return what one block keeps of one micro-batch for its backward, shape [rows].
+    """Return what one block keeps of one micro-batch for its backward, shape [rows]."""
+    return _kept_bytes(problem, c, kind)[1]
+
+
+def _kept_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
+    """Return what one block keeps of one micro-batch: without recompute, and with the row's mode.
 
     Per token, outside the tensor-parallel regions: inputs and outputs of both norms (and the
     dropout masks); inside: q, k, v, attention output, its log-sum-exp, and the feed-forward's
@@ -125,9 +136,10 @@ def activation_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> Column
     # one by one, a norm's operations keep its input in fp32 and the result before its weights
     cast = 0 if training.fused_kernels or model.norm != "rms" else 4 * h * outside
     if kind == "embedding":
-        return np.zeros(len(c))
+        return np.zeros(len(c)), np.zeros(len(c))
     if kind == "head":  # its norm's input and output
-        return h * (beta * outside + of_input * read) + cast
+        kept = h * (beta * outside + of_input * read) + cast
+        return kept, kept
     norm_out = 2 * h * of_input * read
     norm_in = 2 * (h * beta * outside + cast) + (2 * h * outside if training.dropout else 0)
     attention = _attention_bytes(problem, c, inside, outside)
@@ -148,8 +160,8 @@ def activation_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> Column
     feed_forward = _feed_forward_bytes(training, gated) * width * inside + routed
     redone = norm_out + routed_out if training.fused_attention else scores
     kept = norm_in + norm_out + attention + scores + feed_forward
-    kept = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
-    return np.where(c.recompute == _FULL, h * beta * outside, kept)
+    of_mode = np.where(c.recompute == _SELECTIVE, kept - redone, kept)
+    return kept, np.where(c.recompute == _FULL, h * beta * outside, of_mode)
 
 
 def _feed_forward_bytes(training: TrainingSpec, gated: bool) -> int:
@@ -224,21 +236,18 @@ def _gathered(problem: Problem, c: Candidates) -> Column:
     return largest * (weights + gradients) + problem.training.buffer_bytes
 
 
-def _activations(problem: Problem, c: Candidates) -> Column:
-    """Return activations in flight, [rows, profiles]."""
+def _activations(problem: Problem, c: Candidates, blocks: _Blocks) -> Column:
+    """Return activations in flight, [rows, profiles]; ``blocks`` as ``_kept_bytes`` gives them."""
     splits = problem.splits
     counts, first = splits.counts[c.split], splits.first_rank[c.split]
     kept = np.zeros(counts.shape[:2])
     some = bool(c.recompute_layers.any())
     share = recomputed_share(c, counts) if some else 1.0
-    for index, kind in enumerate(BLOCK_KINDS):
-        if not counts[:, :, index].any():
-            continue
-        of_block = activation_bytes(problem, c, kind)[:, None]
+    for kind, (plain, of_mode) in blocks.items():
+        of_block = of_mode[:, None]
         if some:
-            plain = activation_bytes(problem, c.with_recompute("none"), kind)[:, None]
-            of_block = share * of_block + (1 - share) * plain
-        kept += counts[:, :, index] * of_block
+            of_block = share * of_block + (1 - share) * plain[:, None]
+        kept += counts[:, :, BLOCK_KINDS.index(kind)] * of_block
     held = in_flight(
         c.schedule[:, None],
         c.pp[:, None],
@@ -263,7 +272,7 @@ def offloaded_share(problem: Problem, counts: Column) -> Column:
     return np.minimum(1.0, (training.offload_layers or layers) / layers)
 
 
-def _in_use(problem: Problem, c: Candidates) -> Column:
+def _in_use(problem: Problem, c: Candidates, blocks: _Blocks) -> Column:
     """Return what the backward of one block adds while it runs, of the largest block, [rows].
 
     Gradients of the input and output of its widest function, which is the feed-forward's
@@ -271,12 +280,12 @@ def _in_use(problem: Problem, c: Candidates) -> Column:
     recomputed; those of the next block too, where they come back from the host; and all
     context-parallel ranks' keys and values with their gradients, where they are gathered.
     """
-    plain, largest = c.with_recompute("none"), np.zeros(len(c))
+    largest = np.zeros(len(c))
     brought_back = "activations" in problem.training.offload
     for kind in sorted(set(layer_kinds(problem.model))):
-        redone = activation_bytes(problem, plain, kind) - activation_bytes(problem, c, kind)
-        back = activation_bytes(problem, c, kind) if brought_back else 0.0
-        largest = np.maximum(largest, redone + _gradients_in_use(problem, c, kind) + 2 * back)
+        plain, of_mode = blocks[kind]
+        back = 2 * of_mode if brought_back else 0.0
+        largest = np.maximum(largest, plain - of_mode + back + _gradients_in_use(problem, c, kind))
     gathers = (c.cp > 1) & (c.context_exchange == _ALL_GATHER)
     return largest + np.where(gathers, 2 * c.cp * key_value_bytes(problem, c), 0.0)
 

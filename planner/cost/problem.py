@@ -94,8 +94,10 @@ def optimizer_bytes(training: TrainingSpec) -> float:
     12
     """
     width = weight_bytes(training)
-    moment = max(_MOMENT_BYTES["fp32"], width) if training.moments == "fp32" else (
-        _MOMENT_BYTES[training.moments]
+    moment = (
+        max(_MOMENT_BYTES["fp32"], width)
+        if training.moments == "fp32"
+        else (_MOMENT_BYTES[training.moments])
     )
     moments = 2 * moment if training.optimizer == "adamw" else 0
     return moments + (4 if width < 4 and training.master_weights == "copy" else 0)

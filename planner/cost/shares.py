@@ -6,7 +6,14 @@ from planner.cost.problem import Problem
 from planner.layout.candidates import Candidates, Column
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_parameters
 
-__all__ = ["block_share", "fullest_profile", "largest_matrix", "rank_parameters", "recomputed_share", "shards"]
+__all__ = [
+    "block_share",
+    "fullest_profile",
+    "largest_matrix",
+    "rank_parameters",
+    "recomputed_share",
+    "shards",
+]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:

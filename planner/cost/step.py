@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from planner.cost.offload import host_work
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, BesidePass, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
@@ -20,6 +21,7 @@ from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
     Communication,
+    HostCopy,
     block_work,
     rank_work,
     stage_send,
@@ -107,6 +109,7 @@ def price(problem: Problem, candidates: Candidates) -> Priced:
         rank_keys, rank_inverse = distinct(chunk, RANK_COLUMNS)
         rank = seconds(problem, rank_keys, rank_work(problem, rank_keys), processors)
         of_rows = [timed.take(rank_inverse) for timed in rank]
+        of_rows += seconds(problem, chunk, [*host_work(problem, chunk)], processors)
         chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows))
     return Priced(
         **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
@@ -138,7 +141,8 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     send = seconds(problem, candidate, [stage_send(problem, candidate, ends)])[0]
     filled = _fill_sends(candidate) * send.seconds
     found.append(Exposed(send, None, slowest, np.asarray(send.op.repeats), filled))
-    rank = seconds(problem, candidate, rank_work(problem, candidate))
+    ops = [*rank_work(problem, candidate), *host_work(problem, candidate)]
+    rank = seconds(problem, candidate, ops)
     for timed, exposed in zip(rank, _exposed_rank(problem, candidate, folded, rank), strict=True):
         unit = timed.op.unit if isinstance(timed.op, Communication) else None
         found.append(Exposed(timed, unit, fullest, np.asarray(timed.op.repeats), exposed))
@@ -262,11 +266,18 @@ def _exposed_rank(
         for name, budget in zip(("forward", "backward"), compute.T, strict=True)
     }
     load = _host_share(problem, c).load
+    free = c.num_micro_batches * compute.sum(axis=1)  # beside which copies to the host hide
     found: list[Column] = []
     for timed in rank:
         op, exposed = timed.op, timed.total_s
         under = RANK_OVERLAPS.get(op.name)
-        if not isinstance(op, Communication):
+        if isinstance(op, HostCopy):
+            if op.hides:
+                exposed, free = (
+                    np.maximum(0.0, exposed - free),
+                    np.maximum(0.0, free - exposed),
+                )
+        elif not isinstance(op, Communication):
             exposed = exposed * load
         elif overlap and under is not None and exposed.any():
             passes = np.maximum(1, op.passes)

@@ -21,7 +21,7 @@ FSDP and send them block by block, for every micro-batch.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from planner.model.blocks import (
     sequence_parallel_parameters,
 )
 from planner.model.spec import LatentAttention
-from planner.plan import Axis, Collective, Phase
+from planner.plan import Axis, Collective, Phase, TrainingSpec
 from planner.routing import expert_capacity
 
 __all__ = [
@@ -55,11 +55,13 @@ __all__ = [
     "AttentionCore",
     "Communication",
     "Gemm",
+    "HostCopy",
     "MemoryBound",
     "Op",
     "block_work",
     "expert_skews",
     "key_value_bytes",
+    "optimizer_moved_bytes",
     "rank_work",
     "routed_rows",
     "sharded_tokens",
@@ -183,7 +185,22 @@ class Communication:
     unit: BlockKind | None = None
 
 
-Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """``num_bytes`` between a GPU and its host, or read and written by the host itself.
+
+    ``hides``: whether it may run beside the compute of the passes.
+    """
+
+    name: str
+    repeats: Column
+    num_bytes: Column
+    over: Literal["link", "memory"]
+    hides: bool
+    phase: Phase = "step"
+
+
+Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication | HostCopy
 
 
 def block_work(
@@ -543,7 +560,7 @@ def _backward(problem: Problem, forward: Iterable[Op]) -> list[Op]:
             ops.append(
                 replace(op, phase="backward", num_bytes=op.num_bytes * _BACKWARD_BYTES[op.name])
             )
-        else:
+        elif isinstance(op, Communication):
             ops += _communication_backward(op, regathers)
     return ops
 
@@ -737,17 +754,20 @@ def _gradient_shards(c: Candidates) -> Column:
     return np.where(c.zero_stage >= 2, shards(c), 1)
 
 
-def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:
-    """Return the update: gradients read, every state read and written once, on this rank's share.
+def optimizer_moved_bytes(training: TrainingSpec) -> float:
+    """Return bytes read and written per parameter: gradients, and every state both ways.
 
     Where there is no master copy the weights themselves are read and written.
     """
-    training = problem.training
     weights, states = weight_bytes(training), optimizer_bytes(training)
     is_copied = weights < 4 and training.master_weights == "copy"
     reads = max(gradient_bytes(training), held_gradient_bytes(training) - weights)
-    held = held_weight_bytes(training)
-    moved = reads + 2 * states + (weights if is_copied else 2 * held)
-    sharded = c.zero_stage > 0
+    return reads + 2 * states + (weights if is_copied else 2 * held_weight_bytes(training))
+
+
+def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:
+    """Return the update on this rank's share, unless the host does it."""
+    training, sharded = problem.training, c.zero_stage > 0
     params = dense / np.where(sharded, shards(c), 1) + experts / np.where(sharded, c.edp, 1)
-    return MemoryBound("optimizer", "step", np.ones(len(c)), params * moved)
+    here = np.full(len(c), float("optimizer" not in training.offload))
+    return MemoryBound("optimizer", "step", here, params * optimizer_moved_bytes(training))

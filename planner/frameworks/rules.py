@@ -99,7 +99,6 @@ def _unlike_layers_recomputed(c: Candidates, model: ModelSpec, training: Trainin
     return (c.recompute_layers > 0) & (0 < len(model.moe_layers) < model.num_layers)
 
 
-
 COMMON_RULES: Final = (
     Rule("heads-split-over-tp", "tp must divide the attention heads", _heads_do_not_split),
     Rule(

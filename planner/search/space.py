@@ -118,7 +118,9 @@ def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
     rejected: dict[str, int] = {}
     if len(layouts) > len(divisible):
         rejected["batch: dp must divide global_batch_size"] = len(layouts) - len(divisible)
-    legal = [legal_rows(problem, block, rejected) for block in _blocks(problem, divisible, constraints)]
+    legal = [
+        legal_rows(problem, block, rejected) for block in _blocks(problem, divisible, constraints)
+    ]
     total = sum(len(c) for c in legal) + sum(rejected.values())
     if not legal:
         raise InvalidInputError(_no_variant(problem, divisible, constraints), where="constraints")

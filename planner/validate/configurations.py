@@ -230,7 +230,9 @@ def _degrees(run: Run, said: list[str]) -> dict[str, int]:
         return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": 1, "etp": 1}
     stage = tp * cp * dp
     if stage % ep:
-        raise InvalidInputError(f"ep({ep}) does not divide the {stage} ranks of a stage", where="ep")
+        raise InvalidInputError(
+            f"ep({ep}) does not divide the {stage} ranks of a stage", where="ep"
+        )
     split = tp > 1 and "experts_whole" not in run.facts and stage % (ep * tp) == 0
     etp = tp if split else 1
     if tp > 1 and "experts_whole" not in run.facts:
@@ -312,7 +314,8 @@ def _model(run: Run, tp: int, said: list[str]) -> ModelSpec:
     )
     if run.vocab is None:
         said.append(f"vocab is not printed: {_GPT2_VOCABULARY:,}")
-    experts, moe_layers = None, ()
+    experts = None
+    moe_layers: tuple[int, ...] = ()
     if run.moe_experts:
         _needed(run, "moe_topk")
         assert run.moe_topk is not None, "checked above"
@@ -360,10 +363,11 @@ def _attention(run: Run, tp: int, said: list[str]) -> Attention | LatentAttentio
     assert run.hidden is not None, "checked by _degrees"
     heads = run.heads
     if heads is None:
-        fitting = [n for n in range(tp, run.hidden + 1, tp) if run.hidden % n == 0]
+        hidden = run.hidden
+        fitting = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
         if not fitting:
             raise InvalidInputError("heads not given", where="heads")
-        heads = min(fitting, key=lambda n: abs(run.hidden / n - 128))  # type: ignore[operator]
+        heads = min(fitting, key=lambda n: abs(hidden / n - 128))
         said.append(f"heads are not printed: {heads}, of about 128")
     if "latent_attention" in run.facts:
         said.append("latent attention has the ranks and widths of DeepSeek-V3's")
@@ -514,7 +518,7 @@ def _with_recompute(
     """
     of_layers = run.recompute == "selective" and re.search("fsdp", run.framework.lower())
     if run.recompute in RECOMPUTE_MODES and not of_layers:
-        return candidate.with_recompute(run.recompute)  # type: ignore[arg-type]  # it is one
+        return candidate.with_recompute(run.recompute)
     if run.recompute not in ("", *RECOMPUTE_MODES):
         raise InvalidInputError(
             f"recompute={run.recompute!r} must be one of {', '.join(RECOMPUTE_MODES)}",
@@ -529,9 +533,13 @@ def _with_recompute(
     }
     if of_layers:
         del tried["selective"]
-    for name, found in tried.items():
-        if len(found) and peak_memory_bytes(problem, found)[0] <= problem.capacity_bytes:
-            break
+    capacity = problem.capacity_bytes
+    fitting = [
+        name
+        for name, found in tried.items()
+        if len(found) and peak_memory_bytes(problem, found)[0] <= capacity
+    ]
+    least = fitting[0] if fitting else "full"
     unsaid = "how many layers are recomputed" if of_layers else "recompute"
-    said.append(f"{unsaid} is not printed: {name}, the least that fits")
-    return found
+    said.append(f"{unsaid} is not printed: {least}, the least that fits")
+    return tried[least]

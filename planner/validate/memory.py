@@ -160,7 +160,9 @@ def _predicted(run: Run) -> MemoryPrediction:
     )
 
 
-def _shown_bytes(found: Configuration, run: Run) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _shown_bytes(
+    found: Configuration, run: Run
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Return what the source's tool shows of each rank, [profiles]."""
     problem, parts = found.problem, memory(found.problem, found.candidate)
     total, outside = parts.total_bytes()[0], parts.communicators_bytes[0]
@@ -246,5 +248,3 @@ def memory_csv(predictions: Iterable[MemoryPrediction]) -> str:
         shown = "" if p.memory_gib is None else f"{p.memory_gib:.6g}"
         lines.writerow((p.id, shown, "; ".join(p.assumptions), p.skipped_reason))
     return text.getvalue()
-
-

@@ -17,11 +17,13 @@ FRAMEWORKS = get_args(Framework)
 
 # Korthikanti et al. 2205.05198, table 2, evaluated for GPT-3 175B (h 12288, a 96), s 2048, b 1,
 # t 8; MB per layer.
-GPT3 = [
-    ({"tp": 1}, {"fused_attention": False}, 2868.9),
-    ({"tp": 8}, {"fused_attention": False}, 578.8),
-    ({"tp": 8, "sequence_parallel": True}, {"fused_attention": False}, 358.6),
+UNFUSED: dict[str, Any] = {"fused_attention": False}
+GPT3: list[tuple[dict[str, Any], dict[str, Any], float]] = [
+    ({"tp": 1}, UNFUSED, 2868.9),
+    ({"tp": 8}, UNFUSED, 578.8),
+    ({"tp": 8, "sequence_parallel": True}, UNFUSED, 358.6),
     ({"tp": 8, "sequence_parallel": True}, {}, 107.0),
+    ({"tp": 8, "sequence_parallel": True, "recompute": "selective"}, UNFUSED, 107.0),
     ({"tp": 8, "recompute": "full"}, {}, 50.3),
     ({"tp": 8, "recompute": "full", "sequence_parallel": True}, {}, 6.3),
 ]
@@ -29,8 +31,8 @@ GPT3 = [
 
 @pytest.mark.parametrize(("degrees", "options", "expected_mb"), GPT3)
 def test_activations_of_gpt3(degrees: dict[str, Any], options: Any, expected_mb: float) -> None:
-    base = problem("gpt3-175b", seq_len=2048)
-    found = activation_bytes(base, row(**degrees), "dense", dropout=True, **options)[0]
+    base = problem("gpt3-175b", seq_len=2048, dropout=True, **options)
+    found = activation_bytes(base, row(**degrees), "dense")[0]
     if options == {} and "recompute" not in degrees:  # ours also keeps 4 bytes per head: lse
         found -= 4 * 96 * 2048 / 8
     assert found / 1e6 == pytest.approx(expected_mb, abs=0.06)
@@ -88,7 +90,7 @@ def test_175b_at_tp8_pp8_fits_64_a100_as_it_ran() -> None:
         sequence_parallel=True,
     )
     total = memory(base, one).total_bytes().max()
-    assert 45e9 < total < 80e9
+    assert 45e9 < total < 80e9 < base.capacity_bytes
 
 
 def test_the_first_rank_holds_most_micro_batches() -> None:
@@ -179,24 +181,32 @@ def test_a_rank_keeps_at_least_one_key_value_head() -> None:
     assert found == pytest.approx(4096 / 16 * (8 * 4096 + inside))
 
 
+# Of the block in use: gradients of the three widest tensors, of a gated feed-forward.
+GRADIENTS = 6 * 14336
+
+
 def test_recomputing_holds_one_whole_layer_besides_the_inputs() -> None:
-    base = problem("llama3-8b", seq_len=4096)
+    base = problem("llama3-8b", seq_len=4096, fused_loss="linear")
     ends = 2 * 2 * 4096  # input and output of the norm before the head
-    for mode, layers in (("full", 32 * 2 * 4096 + LLAMA3_8B), ("none", 32 * LLAMA3_8B)):
-        found = memory(base, row(recompute=mode)).activations_bytes
-        assert found[0].tolist() == [4096 * (layers + ends)]
+    for mode, layers, redone in (
+        ("full", 32 * 2 * 4096, LLAMA3_8B - 2 * 4096),
+        ("none", 32 * LLAMA3_8B, 0),
+    ):
+        found = memory(base, row(recompute=mode))
+        assert found.activations_bytes[0].tolist() == [4096 * (layers + ends)]
+        assert found.working_bytes[0].tolist() == [4096 * (redone + GRADIENTS)]
 
 
 # ------------------------------------------------------------------------ what else is held
 
 
 def test_logits_are_on_the_rank_with_the_head_only() -> None:
-    """16 bit and an fp32 copy, split over tp: s b V (2 + 4) / t."""
+    """16 bit, an fp32 copy and the softmax, split over tp: s b V (2 + 4 + 4) / t."""
     base = problem("llama3-8b", pipelines=((2, 1),), seq_len=4096)
     one = row(pp=2, tp=4, cp=2, micro_batch_size=2)
     found = memory(base, one).logits_bytes[0]
     order = np.argsort(base.splits.first_rank[0])
-    assert found[order].tolist() == [0.0, 4096 * 2 / 2 * 128256 * (2 + 4) / 4]
+    assert found[order].tolist() == [0.0, 4096 * 2 / 2 * 128256 * (2 + 4 + 4) / 4]
 
 
 LARGEST = 4096 * 128256 + 4096  # Llama-3-8B's head with its norm; larger than a layer
@@ -276,14 +286,14 @@ def test_a_capacity_is_held_and_sent_whole() -> None:
 
 def test_gathered_keys_and_values_are_held_while_in_use() -> None:
     """One layer's, of all context-parallel ranks, with their gradients in the backward."""
-    base = problem("llama3-8b")
+    base = problem("llama3-8b", fused_loss="linear")
     ring, gathered = (
-        memory(base, row(cp=4, tp=2, context_exchange=exchange)).activations_bytes.max()
+        memory(base, row(cp=4, tp=2, context_exchange=exchange)).working_bytes.max()
         for exchange in ("ring", "all_gather")
     )
     assert gathered - ring == 2 * 8192 * 2 * (8 / 2) * 128 * 2
-    alone = memory(base, row(context_exchange="all_gather")).activations_bytes.max()
-    assert alone == memory(base, row()).activations_bytes.max()
+    alone = memory(base, row(context_exchange="all_gather")).working_bytes.max()
+    assert alone == memory(base, row()).working_bytes.max()
 
 
 @pytest.mark.parametrize(
@@ -318,7 +328,7 @@ def test_the_executors_shared_expert_gathers_an_input_of_its_own() -> None:
 
 def test_logits_wider_than_fp32_are_copied_as_they_are() -> None:
     found = memory(problem("llama3-8b", precision="fp64"), row()).logits_bytes.max()
-    assert found == 8192 * 128256 * (8 + 8)
+    assert found == 8192 * 128256 * (8 + 8 + 8)
 
 
 def test_the_last_stage_holds_a_copy_of_tied_embeddings() -> None:
