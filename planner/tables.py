@@ -350,7 +350,8 @@ def show_memory(out: Console, title: str, report: MemoryReport) -> None:
         out.print(
             f"offload: {format_bytes(host.bytes_per_step)} a step between GPU and host; hidden by "
             f"a link of {format_rate(host.needed_bytes_per_s, 'B/s')}, this one has "
-            f"{format_rate(host.link_bytes_per_s, 'B/s')}: {format_seconds(host.exposed_s)} exposed",
+            f"{format_rate(host.link_bytes_per_s, 'B/s')}: "
+            f"{format_seconds(host.exposed_s)} exposed",
             markup=False,
         )
     if not fits:

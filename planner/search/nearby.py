@@ -21,7 +21,14 @@ from planner.plan import Layout, MemoryParts, StageMemory, TrainingSpec
 from planner.search.layers import fewest_recomputed
 from planner.search.space import legal_rows
 
-__all__ = ["Change", "MemoryReport", "memory_report", "nearby_changes", "stage_memory"]
+__all__ = [
+    "Change",
+    "HostTraffic",
+    "MemoryReport",
+    "memory_report",
+    "nearby_changes",
+    "stage_memory",
+]
 
 
 _PRICED: Final = 24

@@ -126,6 +126,13 @@ COMMON = [
     ),
     *cases(
         "megatron",
+        "some-layers-recomputed-need-one-kind",
+        (True, {"recompute": "full", "recompute_layers": 2}, DEEPSEEK),
+        (False, {"recompute": "full", "recompute_layers": 2}, MIXTRAL),
+        (False, {"recompute": "full"}, DEEPSEEK),
+    ),
+    *cases(
+        "megatron",
         "dp-outermost-needs-equal-dp",
         (True, {**REPLICAS, "tp": 2, "ep": 1}, MIXTRAL),
         (True, {**REPLICAS, "tp": 2, "ep": 4}, MIXTRAL),
@@ -214,6 +221,12 @@ EXECUTOR = [
         (True, {"recompute": "selective"}),
         (False, {"recompute": "full"}),
         (False, {"recompute": "none"}),
+    ),
+    *cases(
+        "executor",
+        "executor-recompute-layers",
+        (True, {"recompute": "full", "recompute_layers": 2}),
+        (False, {"recompute": "full"}),
     ),
 ]
 

@@ -12,7 +12,7 @@ from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
-from planner.layout.candidates import CONTEXT_EXCHANGES
+from planner.layout.candidates import CONTEXT_EXCHANGES, replaced
 from planner.model.bundled import load_model
 from planner.request import Constraints
 from planner.search.rank import rank
@@ -65,12 +65,40 @@ def test_the_winner_is_the_fastest_that_fits_of_all() -> None:
     everything = enumerate_candidates(base, Constraints()).candidates
     peak = memory(base, everything).total_bytes().max(axis=1)
     times = price(base, everything).step_time_s()
-    best = times[peak <= base.device.memory_bytes].min()
+    best = times[peak <= base.capacity_bytes].min()
     ranking = rank(base, Constraints())
-    assert ranking.priced.step_time_s()[0] == best
     assert (np.diff(ranking.priced.step_time_s()) >= 0).all()
-    assert (ranking.peak_bytes <= base.device.memory_bytes).all()
-    assert len(ranking.peak_bytes) == (peak <= base.device.memory_bytes).sum()
+    assert (ranking.peak_bytes <= base.capacity_bytes).all()
+    some = ranking.candidates.recompute_layers > 0
+    assert ranking.priced.step_time_s()[~some][0] == best
+    assert (~some).sum() == (peak <= base.capacity_bytes).sum()
+
+
+def test_some_layers_are_recomputed_where_none_would_not_fit_and_no_fewer_do() -> None:
+    """Brute force over every number of layers of a stage."""
+    base = small("llama3-8b", 16)
+    ranking = rank(base, Constraints())
+    rows = np.flatnonzero(ranking.candidates.recompute_layers > 0)
+    assert len(rows) > 10
+    for index in rows[:: max(1, len(rows) // 25)]:
+        one = ranking.candidates.take(np.array([index]))
+        fewest = int(one.recompute_layers[0])
+        for layers in range(fewest):
+            fewer = replaced(one, recompute_layers=np.array([layers]))
+            if layers == 0:
+                fewer = one.with_recompute("none")
+            assert memory(base, fewer).total_bytes().max() > base.capacity_bytes
+            assert price(base, fewer).step_time_s()[0] < price(base, one).step_time_s()[0]
+        every = one.with_recompute("full")
+        assert price(base, every).step_time_s()[0] > price(base, one).step_time_s()[0]
+
+
+def test_the_layers_asked_for_are_recomputed_and_no_others() -> None:
+    base = small("llama3-8b", 16)
+    held = rank(base, Constraints(recompute_layers=3)).candidates
+    assert set(held.recompute_layers.tolist()) == {3}
+    none = rank(base, Constraints(recompute="none")).candidates
+    assert set(none.recompute_layers.tolist()) == {0}
 
 
 def test_one_row_costs_what_it_costs_among_many() -> None:
