@@ -13,6 +13,7 @@ from planner.plan import (
     RankOrder,
     RecomputeMode,
     StageMemory,
+    TrainingSpec,
     Waiting,
 )
 from planner.search.explain import PART_LABELS
@@ -292,6 +293,7 @@ def _megatron_arguments(plan: Plan) -> Iterator[str]:
     """Yield Megatron-LM's arguments for what the plan decides, ``_MEGATRON``'s names."""
     yield from _degree_arguments(plan)
     yield from _training_arguments(plan)
+    yield from _memory_arguments(plan.training, plan.model.num_layers)
     yield from _sharding_arguments(plan)
     if plan.recompute == "selective":
         modules = "layernorm moe_act" if _has_experts(plan) else "layernorm"
@@ -351,6 +353,22 @@ def _training_arguments(plan: Plan) -> Iterator[str]:
         yield "--fp16"
         if training.main_grads == "fp32":
             yield "--accumulate-allreduce-grads-in-fp32"
+
+
+def _memory_arguments(training: TrainingSpec, layers: int) -> Iterator[str]:
+    """Yield what decides how states and activations are kept."""
+    if not training.fused_attention:
+        yield "--attention-backend unfused"
+    if training.fused_loss == "cross_entropy":
+        yield "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
+    if training.moments != "fp32" or "optimizer" in training.offload:
+        yield "--use-precision-aware-optimizer"
+    if training.moments != "fp32":
+        yield f"--exp-avg-dtype {training.moments} --exp-avg-sq-dtype {training.moments}"
+    if "optimizer" in training.offload:
+        yield "--optimizer-cpu-offload"
+    if "activations" in training.offload:
+        yield f"--cpu-offloading-num-layers {training.offload_layers or layers}"
 
 
 def _sharding_arguments(plan: Plan) -> Iterator[str]:

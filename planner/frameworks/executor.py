@@ -27,6 +27,12 @@ KEEPS_EXPERT_OUTPUTS: Final = True
 # torch.utils.checkpoint without reentrant autograd.
 STOPS_RECOMPUTE_EARLY: Final = True
 
+# What it does in one way.
+_FIXED: Final = (
+    *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
+    *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
+    *("offload", "offload_layers", "offload_to"),
+)
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 
 
@@ -36,6 +42,17 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         return "training.precision", (
             f"{training.precision!r} needs scaled gradients, which the executor has not; use "
             f"{', '.join(_PRECISIONS)}, or framework='megatron'"
+        )
+    for name in _FIXED:
+        field = type(training).model_fields[name]
+        if (asked := getattr(training, name)) != field.get_default():
+            return f"training.{name}", (
+                f"{asked!r}: the executor has only {field.get_default()!r}; leave it out, or use "
+                "framework='megatron'"
+            )
+    if training.main_grads == "both":
+        return "training.main_grads", (
+            "'both' keeps gradients twice, the executor keeps fp32 alone; use 'fp32'"
         )
     if training.precision == "bf16" and training.main_grads == "same":
         return "training.main_grads", (

@@ -460,8 +460,8 @@ def test_the_step_needs_room_only_where_the_backward_leaves_none() -> None:
         of_pass = parts.activations_bytes + parts.logits_bytes + parts.gathered_bytes
         found = float((parts.working_bytes + of_pass)[0].max())
         of_backward = memory(problem("llama3-8b", seq_len=128), row(recompute="full"))
-        backward = of_backward.working_bytes + of_backward.activations_bytes
-        backward = float((backward + of_backward.logits_bytes)[0].max())
+        in_backward = of_backward.working_bytes + of_backward.activations_bytes
+        backward = float((in_backward + of_backward.logits_bytes)[0].max())
         assert found == pytest.approx(max(per_parameter * params, backward), rel=1e-9)
         longer = problem("llama3-8b", seq_len=65536, **training)
         plain = problem("llama3-8b", seq_len=65536)

@@ -34,7 +34,7 @@ def test_llama3_70b_on_128_h100() -> None:
     assert found.layout.tp <= 8
     assert 1 <= found.layout.pp <= 8
     assert found.batch.micro_batch_size in (1, 2)
-    assert max(m.total_bytes for m in found.memory) <= 80e9
+    assert max(m.total_bytes for m in found.memory) <= 79.2 * 2**30  # as CUDA counts
     assert min(m.parts.reserve_bytes for m in found.memory) > 1e9
     assert found.prediction.mfu is not None
     assert 0.35 <= found.prediction.mfu <= 0.50

@@ -1,6 +1,7 @@
 """Every legality rule with rows that break it and rows that do not."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import pytest
@@ -39,6 +40,7 @@ class Case:
     degrees: dict[str, Any]
     model: ModelSpec = LLAMA
     seq_len: int = 8192
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         sign = "breaks" if self.breaks else "keeps"
@@ -46,7 +48,7 @@ class Case:
 
 
 def cases(framework: Framework, rule: str, *rows: tuple[Any, ...]) -> list[Case]:
-    """Return one case per (breaks, degrees[, model[, seq_len]])."""
+    """Return one case per (breaks, degrees[, model[, seq_len[, training]]])."""
     return [Case(framework, rule, *of_row) for of_row in rows]
 
 
@@ -186,6 +188,25 @@ MEGATRON = [
     ),
 ]
 
+MEGATRON += [
+    *cases(
+        "megatron",
+        "megatron-offload-alone",
+        (True, {"recompute": "full"}, LLAMA, 8192, {"offload": ("activations",)}),
+        (True, {"pp": 2}, LLAMA, 8192, {"offload": ("activations",)}),
+        (False, {}, LLAMA, 8192, {"offload": ("activations",)}),
+        (False, {"pp": 2, "recompute": "full"}),
+    ),
+    *cases(
+        "megatron",
+        "megatron-precision-aware-optimizer",
+        (True, {"dp_replicate": 2}, LLAMA, 8192, {"moments": "bf16"}),
+        (True, {"dp_replicate": 2}, LLAMA, 8192, {"offload": ("optimizer",)}),
+        (False, {"dp_shard": 2, "zero_stage": 1}, LLAMA, 8192, {"moments": "bf16"}),
+        (False, {"dp_replicate": 2}),
+    ),
+]
+
 EXECUTOR = [
     *cases(
         "executor",
@@ -236,7 +257,7 @@ CASES = [*COMMON, *MEGATRON, *EXECUTOR]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rule_is_broken_by_what_it_names_and_by_nothing_else(case: Case) -> None:
     rule = next(r for r in rules_for(case.framework) if r.name == case.rule)
-    training = TrainingSpec(global_batch_size=64, seq_len=case.seq_len)
+    training = TrainingSpec(global_batch_size=64, seq_len=case.seq_len, **case.training)
     assert bool(rule.breaks(row(**case.degrees), case.model, training)[0]) is case.breaks
 
 
@@ -282,10 +303,42 @@ def test_what_no_layout_makes_run_is_said_by_field() -> None:
         assert refused("executor", precision=precision) is None
     for name, value in (("convention", "tutel"), ("min_capacity", 4), ("alignment", 8)):
         asked = {"factor": 1.25, name: value}
-        field = f"training.expert_capacity.{name}"
-        assert refused("megatron", expert_capacity=asked) == field
+        path = f"training.expert_capacity.{name}"
+        assert refused("megatron", expert_capacity=asked) == path
         assert refused("executor", expert_capacity=asked) is None
     assert refused("megatron", expert_capacity={"factor": 1.25}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "megatron_has_it"),
+    [
+        ("main_grads", "both", False),
+        ("master_weights", "only", False),
+        ("moments", "bf16", True),
+        ("moments", "int8", False),
+        ("foreach_optimizer", True, False),
+        ("fused_attention", False, True),
+        ("dropout", True, True),
+        ("fused_kernels", False, False),
+        ("fused_loss", "cross_entropy", True),
+        ("fused_loss", "linear", False),
+        ("buffer_bytes", 1, False),
+        ("gathers", "matrix", False),
+        ("offload", ("optimizer",), True),
+        ("offload", ("activations",), True),
+        ("offload", ("weights",), False),
+        ("offload", ("gradients", "optimizer"), False),
+        ("offload_to", "nvme", False),
+    ],
+)
+def test_what_decides_memory_is_refused_where_it_cannot_be_had(
+    name: str, value: Any, megatron_has_it: bool
+) -> None:
+    training = TrainingSpec(global_batch_size=64, seq_len=8192, **{name: value})
+    for framework, has_it in (("megatron", megatron_has_it), ("executor", False)):
+        found = refused_training(framework, training)  # type: ignore[arg-type]  # two of its words
+        assert (found is None) is has_it
+        assert found is None or found[0] == f"training.{name}"
 
 
 def test_the_general_rules_hold_for_every_target() -> None:
