@@ -28,6 +28,7 @@ __all__ = [
     "memory_report",
     "nearby_changes",
     "stage_memory",
+    "training_changes",
 ]
 
 
@@ -256,7 +257,7 @@ def _tried(base: _Tried) -> Iterator[_Tried]:
             layers = int(some.recompute_layers[0])
             fields = {"recompute": "full", "recompute_layers": layers}
             yield base.further(f"recompute {layers} layers of every stage", fields, problem, some)
-    for what, fields in _training(problem.training):
+    for what, fields in training_changes(problem.training):
         training = TrainingSpec.model_validate({**problem.training.model_dump(), **fields})
         if refused_training(problem.framework, training) is None:
             changed = replace(problem, training=training)
@@ -291,17 +292,25 @@ def _columns(problem: Problem, one: Candidates) -> Iterator[tuple[str, dict[str,
         yield "one chunk per stage", {"virtual_stages": 1}
 
 
-def _training(training: TrainingSpec) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (words, new fields) of changes to how it is trained."""
+def training_changes(
+    training: TrainingSpec, *, exact: bool = False
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (words, new fields) of changes to how it is trained.
+
+    Args:
+        training: As it is.
+        exact: Leave out what computes with narrower numbers.
+    """
     if not training.fused_attention:
         yield "fused attention", {"fused_attention": True}
     if training.fused_loss == "none":
         yield "a fused loss", {"fused_loss": "cross_entropy"}
     if training.fused_loss != "linear":
         yield "a loss fused with the head (Liger)", {"fused_loss": "linear"}
-    if training.main_grads != "same" and training.precision in ("bf16", "fp16", "fp8"):
+    is_wide = training.main_grads != "same" and training.precision in ("bf16", "fp16", "fp8")
+    if is_wide and not exact:
         yield "gradients accumulated in 16 bits", {"main_grads": "same"}
-    if training.optimizer == "adamw" and training.moments == "fp32":
+    if training.optimizer == "adamw" and training.moments == "fp32" and not exact:
         yield "moments in bf16", {"moments": "bf16"}
     if "optimizer" not in training.offload:
         kept = tuple(part for part in training.offload if part != "optimizer")
