@@ -198,21 +198,19 @@ CONTEXT_BYTES: Final[dict[str, Constant]] = {
     ),
     "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
 }
-# Bytes that a rank can allocate over those of the data sheet.
+# Bytes that a rank can allocate over those of the data sheet, by device: a sheet's GB of HBM is
+# 2**30 bytes, of which the driver keeps about 1 %. Other devices have the bytes they are given.
+_HBM = Constant(
+    1.06,
+    "1",
+    "memory",
+    0.01,
+    "CUDA counts 79.1 to 79.3 GiB on A100 and H100 of 80 GB, 39.4 on A100 of 40, 139.8 on H200 of "
+    "141, 178.4 on B200 of 180, 31.7 on V100 of 32 (torch.cuda total_memory in issue trackers)",
+)
 USABLE_MEMORY: Final[dict[str, Constant]] = {
-    **dict.fromkeys(
-        _GPU_LIBRARIES,
-        Constant(
-            1.06,
-            "1",
-            "memory",
-            0.01,
-            "a sheet's GB of HBM is 2**30 bytes, of which the driver keeps about 1 %: CUDA counts "
-            "79.1 to 79.3 GiB on A100 and H100 of 80 GB, 39.4 on A100 of 40, 139.8 on H200 of 141, "
-            "178.4 on B200 of 180, 31.7 on V100 of 32 (torch.cuda total_memory in issue trackers)",
-        ),
-    ),
-    "gloo": Constant(1.0, "1", "memory", 0.0, "figures of hosts are bytes"),
+    **dict.fromkeys(("a100-sxm-80gb", "h100-sxm-80gb", "gb200", "hbm"), _HBM),
+    "": Constant(1.0, "1", "memory", 0.06, "GDDR with ECC, hosts, and figures of a document"),
 }
 COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
@@ -274,6 +272,6 @@ STEP_SPREAD: Final = Constant(
     "1",
     "step",
     0.0,
-    "published dense 16-bit runs on A100 and H100: median error by source 3 to 27 %, mostly "
-    "predicted too fast, 35 % on the oldest software (benchmarks/published_runs.py)",
+    "published dense 16-bit runs on A100 and H100: median error by source 4 to 20 %, mostly "
+    "predicted too fast (benchmarks/published_runs.py)",
 )

@@ -697,6 +697,11 @@ class RunnerUp(Document):
     peak_memory_bytes: Bytes
     why: str
 
+    def recompute_label(self) -> str:
+        """Return the mode, and of how many layers a stage if not of all: ``full 3``."""
+        some = "" if self.recompute_layers is None else f" {self.recompute_layers}"
+        return f"{self.recompute}{some}"
+
 
 class RejectedReason(Document):
     """How many candidates one rule removed."""

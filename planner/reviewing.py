@@ -7,6 +7,7 @@ import numpy as np
 from planner.cost.problem import Problem
 from planner.documents import validated
 from planner.errors import InvalidInputError
+from planner.hardware.devices import device as bundled_device
 from planner.hardware.gpus import gpu_model
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
@@ -20,6 +21,7 @@ from planner.plan import TrainingSpec
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
 from planner.units import format_count
+from planner.validate.configurations import usable_bytes
 from planner.validate.machines import Machine, machine_document
 
 __all__ = ["LAYOUT_FIELDS", "layout_problem", "layout_title"]
@@ -135,7 +137,17 @@ def _machine(device: str, world: int) -> dict[str, Any]:
             nic_bytes_per_s=None,
         )
     )
-    return document.model_dump(mode="json")
+    fields = document.model_dump(mode="json")
+    if gpu.device is None:
+        kernels = bundled_device("h100-sxm-80gb").gemm
+        fields["device"] = {
+            "name": gpu.name.lower().replace(" ", "-"),
+            "memory_bytes": usable_bytes(gpu),
+            "memory_bytes_per_s": gpu.memory_bytes_per_s,
+            "peak_flop_per_s": {p: v for p, v in gpu.peak_flop_per_s.items() if p in kernels},
+            "source": gpu.source,
+        }
+    return fields
 
 
 def _candidate(problem: Problem, held: Constraints, dp: int, micro: int) -> Candidates:

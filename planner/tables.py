@@ -687,7 +687,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
         row = (
             ordered(other.layout, other.order),
             str(other.micro_batch_size),
-            other.recompute,
+            other.recompute_label(),
             str(other.zero_stage),
             format_seconds(other.step_time_s),
             f"{100 * other.slower_by:.1f} %",

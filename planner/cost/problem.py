@@ -56,7 +56,8 @@ class Problem:
     @property
     def capacity_bytes(self) -> float:
         """What one rank can allocate."""
-        return self.device.memory_bytes * USABLE_MEMORY[self.fabric.library].value
+        usable = USABLE_MEMORY.get(self.device.name, USABLE_MEMORY[""])
+        return self.device.memory_bytes * usable.value
 
 
 def weight_bytes(training: TrainingSpec) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from planner.constants import USABLE_MEMORY
 from planner.cost.problem import Problem
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.devices import Device, custom_device, device
@@ -31,7 +32,7 @@ from planner.topology.fabric import Fabric
 from planner.validate.machines import Machine, machine_document
 from planner.validate.published import Run
 
-__all__ = ["Configuration", "configuration"]
+__all__ = ["Configuration", "configuration", "usable_bytes"]
 
 # What the precision column calls them -> what weights are stored in, and products done in.
 _PRECISIONS: Final = {"mxfp8": "fp8", "nvfp4": "fp8"}
@@ -256,12 +257,17 @@ def _device(gpu: GpuModel, precision: str) -> Device:
     kernels = device(like).gemm
     return custom_device(
         name=gpu.name.lower().replace(" ", "-"),
-        memory_bytes=gpu.memory_bytes,
+        memory_bytes=usable_bytes(gpu),
         memory_bytes_per_s=gpu.memory_bytes_per_s,
         peak_flop_per_s={p: v for p, v in gpu.peak_flop_per_s.items() if p in kernels},
         source=gpu.source,
         kernels_like=like,
     )
+
+
+def usable_bytes(gpu: GpuModel) -> float:
+    """Return what a rank can allocate on a GPU of a data sheet; those with links have HBM."""
+    return gpu.memory_bytes * USABLE_MEMORY["" if gpu.link_kind is None else "hbm"].value
 
 
 def _fabric(run: Run, gpu: GpuModel) -> Fabric:

@@ -558,7 +558,7 @@ def test_a_rank_can_allocate_what_cuda_counts_and_not_what_the_sheet_says() -> N
     """A100 and H100 of 80 GB: 79.1 to 79.3 GiB, by torch.cuda."""
     base = problem("llama3-8b")
     assert 78.5 < base.capacity_bytes / 2**30 < 79.4
-    cores = problem("llama3-8b", on=fabric(library="gloo"))
+    cores = problem("llama3-8b", on=fabric(device="cpu-core"))
     assert cores.capacity_bytes == cores.device.memory_bytes
 
 
