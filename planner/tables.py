@@ -95,7 +95,6 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
         plan: What.
         plan_source: File or URL that the launch line names.
     """
-    stage = peak_stage(plan)
     out.print(headline(plan), style="bold", markup=False)
     out.print(basis(plan), markup=False)
     layout = _table("what", "how")
@@ -103,7 +102,7 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
         layout.add_row(what, escape(how))
     _show(out, "layout", layout)
     _show(out, "one step", _time_table(plan))
-    _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
+    _show_memory_of(out, plan)
     _show_collectives(out, plan)
     _show_crossings(out, plan)
     _show_placements(out, plan)
@@ -328,20 +327,7 @@ def show_memory(out: Console, title: str, report: MemoryReport) -> None:
         report: Of the layout.
     """
     out.print(title, style="bold", markup=False)
-    worst = max(report.stages, key=lambda stage: stage.total_bytes)
-    names = [
-        name
-        for name in type(worst.parts).model_fields
-        if any(getattr(stage.parts, name) for stage in report.stages)
-    ]
-    table = _table("part|", *(f"stage {stage.pp_rank}>" for stage in report.stages))
-    for name in names:
-        label = name.removesuffix("_bytes").replace("_", " ")
-        sizes = [getattr(stage.parts, name) for stage in report.stages]
-        table.add_row(label, *(format_bytes(size) if size else "" for size in sizes))
-    table.add_row("total", *(format_bytes(stage.total_bytes) for stage in report.stages))
-    table.add_row("", *("fullest" if stage is worst else "" for stage in report.stages))
-    out.print(table)
+    out.print(_stages_table(report.stages))
     has = f"{format_bytes(report.capacity_bytes)} a GPU"
     left = format_bytes(abs(report.headroom_bytes))
     fits = report.headroom_bytes >= 0
@@ -578,6 +564,32 @@ def _time_table(plan: Plan) -> Table:
     for part in time_parts(plan):
         share = f"{100 * part.share:.1f} %"
         table.add_row(part.label, format_seconds(part.amount), share, _bar(part))
+    return table
+
+
+def _show_memory_of(out: Console, plan: Plan) -> None:
+    """Print what fills a rank, of a pipeline that of every stage, and what is left."""
+    stage = peak_stage(plan)
+    if len(plan.memory) == 1:
+        _show(out, "memory of a rank", _memory_table(stage))
+    else:
+        _show(out, "memory of a rank, by stage", _stages_table(plan.memory))
+    left = stage.capacity_bytes - stage.total_bytes
+    out.print(f"{format_bytes(left)} of {format_bytes(stage.capacity_bytes)} left", markup=False)
+
+
+def _stages_table(stages: Sequence[StageMemory]) -> Table:
+    """Return parts by pipeline stage, the fullest marked."""
+    fullest = max(stages, key=lambda stage: stage.total_bytes)
+    table = _table("part|", *(f"stage {stage.pp_rank}>" for stage in stages))
+    for name in type(fullest.parts).model_fields:
+        sizes = [getattr(stage.parts, name) for stage in stages]
+        if any(sizes):
+            label = name.removesuffix("_bytes").replace("_", " ")
+            table.add_row(label, *(format_bytes(size) if size else "" for size in sizes))
+    table.add_row("total", *(format_bytes(stage.total_bytes) for stage in stages))
+    if len(stages) > 1:
+        table.add_row("", *("fullest" if stage is fullest else "" for stage in stages))
     return table
 
 

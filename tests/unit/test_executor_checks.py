@@ -289,6 +289,6 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
         "expert_load", "master_weights", "moments", "foreach_optimizer", "fused_attention",
-        "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers", "offload", "offload_layers",
-        "offload_to",
+        "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers", "offload",
+        "offload_layers", "offload_to",
     }  # fmt: skip
