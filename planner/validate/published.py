@@ -1,9 +1,9 @@
 """Rows of a table of published training runs, and what a prediction may know of them.
 
 A row says what was trained on which machine and how, and what came out. Whoever predicts gets a
-``Run`` and nothing else; ``run_of`` is the only function that makes one, and it takes the outcomes
-away before it looks at a cell. Of the notes it keeps whether they state one of ``FACTS``: what the
-other columns have no place for.
+``Run`` and nothing else; ``run_of`` is the only function that makes one, and ``without_outcomes``
+takes the outcomes away before it looks at a cell. Of the notes it keeps whether they state one of
+``FACTS``: what the other columns have no place for.
 """
 
 import math
@@ -15,7 +15,16 @@ from typing import Final
 from planner.units import parse_number
 from planner.validate.rows import Row, refuse, table_rows
 
-__all__ = ["FACTS", "OUTCOME_COLUMNS", "Run", "RunOutcome", "read_runs", "run_of", "run_outcome"]
+__all__ = [
+    "FACTS",
+    "OUTCOME_COLUMNS",
+    "Run",
+    "RunOutcome",
+    "read_runs",
+    "run_of",
+    "run_outcome",
+    "without_outcomes",
+]
 
 # What came out, texts that may hold it, and names by which a run could be known.
 OUTCOME_COLUMNS: Final = (
@@ -149,16 +158,21 @@ def read_runs(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     return rows
 
 
+def without_outcomes(row: Row) -> Row:
+    """Return the row without ``OUTCOME_COLUMNS``; nothing that predicts reads any other."""
+    known = {name: text for name, text in row.cells.items() if name not in OUTCOME_COLUMNS}
+    return Row(row.source, row.line, known)
+
+
 def run_of(row: Row) -> Run:
     """Return what may be known of a row before it is run: nothing of ``OUTCOME_COLUMNS``.
 
     Raises:
         InvalidInputError: A cell cannot be, with its line and column.
     """
-    known = {name: text for name, text in row.cells.items() if name not in OUTCOME_COLUMNS}
-    notes = known.pop("notes", "")
-    asked = Row(row.source, row.line, known)
-    if not known["id"]:
+    asked = without_outcomes(row)
+    notes = asked.cells.get("notes", "")
+    if not asked.cells["id"]:
         refuse(asked, "id", "must not be empty")
     rate = _number(asked, "nic_gbps", (1e-3, 1e5))
     offloaded = re.search(_OFFLOADED_LAYERS, notes, re.I)
@@ -169,7 +183,8 @@ def run_of(row: Row) -> Run:
     }
     plain = [field.name for field in fields(Run) if field.name not in derived]
     cells = {
-        name: _whole(asked, name) if name in _COUNTS else known.get(name, "") for name in plain
+        name: _whole(asked, name) if name in _COUNTS else asked.cells.get(name, "")
+        for name in plain
     }
     return Run(**cells, **derived)  # type: ignore[arg-type]  # of the fields' own types
 

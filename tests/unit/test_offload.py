@@ -105,3 +105,24 @@ def test_a_device_without_a_known_link_is_refused_by_name() -> None:
     cores = problem("example-gpt", offload=("optimizer",), on=fabric(device="cpu-core"))
     with pytest.raises(InvalidInputError, match="link of device 'cpu-core'"):
         link_bytes_per_s(cores)
+
+
+def test_copies_share_the_compute_that_they_hide_under() -> None:
+    """Weights and activations each hide alone, on a link so slow that both together do not."""
+    one = row(**SHARDED)
+    for length in (2048, 4096, 8192, 16384):
+        alone = [
+            price(problem("llama3-8b", seq_len=length, offload=(part,), offload_to="nvme"), one)
+            for part in ("weights", "activations")
+        ]
+        plain = price(problem("llama3-8b", seq_len=length), one).optimizer_s[0]
+        both = problem(
+            "llama3-8b", seq_len=length, offload=("weights", "activations"), offload_to="nvme"
+        )
+        apart = sum(float(p.optimizer_s[0] - plain) for p in alone)
+        together = float(price(both, one).optimizer_s[0] - plain)
+        copies = [op for op in timed_ops(both, one) if isinstance(op.timed.op, HostCopy)]
+        took = sum(float(op.timed.total_s[0]) for op in copies)
+        compute = float(price(problem("llama3-8b", seq_len=length), one).compute_s[0])
+        assert together == pytest.approx(max(0.0, took - compute), rel=1e-6)
+        assert together > apart

@@ -15,6 +15,7 @@ from planner.validate.published import (
     read_runs,
     run_of,
     run_outcome,
+    without_outcomes,
 )
 from tests.unit.published_rows import TABLE, row_of, table_of
 
@@ -31,6 +32,16 @@ def test_no_outcome_reaches_a_prediction() -> None:
     told = run_of(row_of(notes="HFU printed 57.0%; 61.2 GB at peak; 1234 tokens/s"))
     assert told == plain
     assert not {field.name for field in fields(Run)} & {*OUTCOME_COLUMNS, "notes"}
+
+
+def test_outcome_columns_are_gone_before_a_cell_is_read() -> None:
+    whole = row_of(**dict.fromkeys(OUTCOME_COLUMNS, "12345"))
+    known = without_outcomes(whole)
+    assert not {*known.cells} & {*OUTCOME_COLUMNS}
+    assert {*whole.cells} - {*known.cells} == {*OUTCOME_COLUMNS}
+    assert run_of(known) == run_of(whole)
+    for column in ("memory_gb_per_gpu", "measured_step_time_s", "tokens_per_s_per_gpu", "mfu_pct"):
+        assert column in OUTCOME_COLUMNS
 
 
 def test_outcomes_are_read_apart() -> None:

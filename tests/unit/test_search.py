@@ -12,7 +12,12 @@ from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
-from planner.layout.candidates import CONTEXT_EXCHANGES, replaced
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RECOMPUTE_MODES,
+    concatenate,
+    replaced,
+)
 from planner.model.bundled import load_model
 from planner.request import Constraints
 from planner.search.rank import rank
@@ -115,6 +120,10 @@ def test_timed_ops_add_up_to_the_breakdown() -> None:
     for name in ("llama3-8b", "mixtral-8x7b"):
         base = small(name)
         many = enumerate_candidates(base, Constraints()).candidates
+        if name == "llama3-8b":  # some with a part of their layers recomputed
+            some = many.take(many.recompute == RECOMPUTE_MODES.index("full"))
+            some = replaced(some, recompute_layers=np.full(len(some), 3))
+            many = concatenate([many, some])
         for index in range(0, len(many), max(1, len(many) // 25)):
             one = many.take(np.array([index]))
             priced = price(base, one)
