@@ -21,7 +21,7 @@ from planner.plan import TrainingSpec
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve
 from planner.units import format_count
-from planner.validate.configurations import usable_bytes
+from planner.validate.configurations import joint_of, usable_bytes
 from planner.validate.machines import Machine, machine_document
 
 __all__ = ["LAYOUT_FIELDS", "layout_problem", "layout_title"]
@@ -119,10 +119,8 @@ def _machine(device: str, world: int) -> dict[str, Any]:
     """Return nodes of eight GPUs of a name, as a topology's document."""
     gpu = gpu_model(device)
     nodes = -(-world // _GPUS_A_NODE)
-    domain = gpu.is_coherent and gpu.is_switched
-    kind = "nvl_domain" if domain else ("nvswitch" if gpu.link_kind == "nvlink" else "pcie")
-    kind = "xgmi" if gpu.link_kind == "xgmi" else kind
-    per_node = 4 if domain else _GPUS_A_NODE
+    kind = joint_of(gpu)
+    per_node = 4 if kind == "nvl_domain" else _GPUS_A_NODE
     document = machine_document(
         Machine(
             gpu=gpu.name,

@@ -8,6 +8,7 @@ whether score matrices are stored. These are properties of software, written dow
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,7 @@ from planner.cost.problem import Problem
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.devices import Device, custom_device, device
 from planner.hardware.gpus import GpuModel, gpu_model
-from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
 from planner.model.blocks import BlockKind, block_flop_per_token, layer_kinds
 from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
@@ -32,7 +33,7 @@ from planner.topology.fabric import Fabric
 from planner.validate.machines import Machine, machine_document
 from planner.validate.published import Run
 
-__all__ = ["Configuration", "configuration", "usable_bytes"]
+__all__ = ["Configuration", "configuration", "joint_of", "usable_bytes"]
 
 # What the precision column calls them -> what weights are stored in, and products done in.
 _PRECISIONS: Final = {"mxfp8": "fp8", "nvfp4": "fp8"}
@@ -113,7 +114,7 @@ _HABITS: Final = (
         "Megatron-DeepSpeed: Megatron's kernels",
     ),
     _Habit(
-        r"deepspeed",
+        r"deepspeed|gpt-neox",
         {
             "main_grads": "same",
             "buffer_bytes": 2 * 2 * 500_000_000,  # reduce_bucket_size, allgather_bucket_size
@@ -136,9 +137,15 @@ _HABITS: Final = (
         "Paddle O2: gradients as computed, fp32 master weights, norms operation by operation",
     ),
     _Habit(
-        r"fsdp|jax",
-        {"master_weights": "only"},
+        r"transformers|hugging ?face|llama-factory|axolotl",
+        {"fused_kernels": False},
         False,
+        "Transformers: norms and activations operation by operation",
+    ),
+    _Habit(
+        r"fsdp|torchtitan|torchtune|jax|maxtext|paxml",
+        {"master_weights": "only"},
+        True,
         "weights rest in fp32 shards, gathered in 16 bits",
     ),
     _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
@@ -242,11 +249,12 @@ def _degrees(run: Run, said: list[str]) -> dict[str, int]:
 
 
 def _gpu(run: Run) -> GpuModel:
-    """Return the GPU that the column names, with what stands in brackets or without it."""
-    try:
-        return gpu_model(run.gpu)
-    except UnknownNameError:
-        return gpu_model(run.gpu.partition("(")[0].strip())
+    """Return the GPU that the column names: with brackets, without, or on an SXM board."""
+    bare = run.gpu.partition("(")[0].strip()
+    for name in (run.gpu, bare, f"{bare} SXM"):
+        with suppress(UnknownNameError):
+            return gpu_model(name)
+    return gpu_model(run.gpu)
 
 
 def _device(gpu: GpuModel, precision: str) -> Device:
@@ -283,13 +291,22 @@ def _fabric(run: Run, gpu: GpuModel) -> Fabric:
             num_nodes=nodes,
             gpus_per_node=max(per_node, run.gpus_per_node or per_node),
             num_gpus=per_node if nodes > 1 else max(per_node, run.gpus_per_node or per_node),
-            intra_kind="nvl_domain" if gpu.is_coherent and gpu.is_switched else "nvswitch",
+            intra_kind=joint_of(gpu),
             intra_bytes_per_s=None,
             nics_per_node=run.nics_per_node,
             nic_bytes_per_s=run.nic_bytes_per_s,
         )
     )
     return replace(fabric, num_gpus=run.n_gpus)
+
+
+def joint_of(gpu: GpuModel) -> str:
+    """Return what joins the GPUs of a node, as tables of machines call it: the usual board's."""
+    if gpu.link_kind == "xgmi":
+        return "xgmi"
+    if gpu.link_kind is None or not gpu.is_switched:
+        return "pcie"
+    return "nvl_domain" if gpu.is_coherent else "nvswitch"
 
 
 @cache
@@ -520,9 +537,11 @@ def _with_recompute(
 ) -> Candidates:
     """Return the candidate with the printed mode, or the least that fits where none is printed.
 
-    What torch's users call selective recomputes some of the layers, and how many is not printed.
+    What torch's users call selective recomputes some of the layers, and how many is not printed:
+    every second, as torchtitan does by default, or more.
     """
-    of_layers = run.recompute == "selective" and re.search("fsdp", run.framework.lower())
+    is_torch = re.search("fsdp|torchtitan|torchtune", run.framework.lower())
+    of_layers = run.recompute == "selective" and is_torch
     if run.recompute in RECOMPUTE_MODES and not of_layers:
         return candidate.with_recompute(run.recompute)
     if run.recompute not in ("", *RECOMPUTE_MODES):
@@ -538,7 +557,12 @@ def _with_recompute(
         "full": candidate.with_recompute("full"),
     }
     if of_layers:
-        del tried["selective"]
+        half = -(
+            -problem.model.num_layers // (2 * int(candidate.pp[0] * candidate.virtual_stages[0]))
+        )
+        every_second = replaced(candidate.with_recompute("full"), recompute_layers=np.array([half]))
+        tried = {"every second layer": every_second} | tried
+        del tried["none"], tried["selective"]
     capacity = problem.capacity_bytes
     fitting = [
         name

@@ -45,8 +45,8 @@ FACTS: Final[Mapping[str, str]] = {
     "capacity_factor_1": r"capacity factor 1\b",
     "even_routing": r"force-balanced|balanced by construction",
     "memory_only": r"memory-only",
-    "of_allocated": r"memory_allocated|\(peak\)|peak (memory )?allocated",
-    "of_reserved": r"memory_reserved|reserved memory",
+    "of_allocated": r"max_(memory_)?allocated|memory_allocated|\(peak\)|peak (memory )?allocated",
+    "of_reserved": r"max_(memory_)?reserved|memory_reserved|reserved memory|peak reserved",
 }
 
 _OFFLOADED_LAYERS: Final = r"activation offload(?:ing)? of (\d{1,4}) layers"

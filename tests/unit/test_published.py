@@ -151,6 +151,39 @@ def test_scores_are_stored_by_a_gpt_before_hopper_alone() -> None:
     assert made().problem.training.fused_attention
 
 
+@pytest.mark.parametrize(
+    ("gpu", "name", "gib"),
+    [
+        ("A100-80GB-SXM", "a100-sxm-80gb", 79.0),
+        ("A100-40GB-SXM", "a100-sxm-40gb", 39.5),
+        ("V100-32GB (DGX-2)", "v100-sxm3-32gb", 31.6),
+        ("V100-16GB", "v100-sxm-16gb", 15.8),
+        ("A100-80GB-PCIe", "a100-pcie-80gb", 79.0),
+        ("H200-141GB-SXM", "h200-sxm", 139.2),
+        ("MI300X", "mi300x", 189.5),
+        ("L40S", "l40s", 44.7),
+    ],
+)
+def test_a_gpu_is_known_by_the_names_that_sources_use(gpu: str, name: str, gib: float) -> None:
+    found = made(gpu=gpu).problem
+    assert found.device.name == name
+    assert found.capacity_bytes / 2**30 == pytest.approx(gib, abs=0.1)
+    assert found.fabric.num_gpus == 8
+
+
+def test_selective_in_torch_is_every_second_layer_or_more() -> None:
+    """torchtitan's default; within Megatron it is what is cheap to redo."""
+    torch = {"framework": "torchtitan (FSDP2)", "recompute": "selective", "pp": "1", "tp": "1"}
+    found = made(**torch)
+    assert RECOMPUTE_MODES[int(found.candidate.recompute[0])] == "full"
+    assert found.candidate.recompute_layers[0] == 16
+    assert any("every second layer" in said for said in found.assumptions)
+    longer = made(**torch, seq_len="16384")
+    assert longer.candidate.recompute_layers[0] > 16
+    megatron = made(recompute="selective").candidate
+    assert RECOMPUTE_MODES[int(megatron.recompute[0])] == "selective"
+
+
 def test_zero_bubble_rows_have_their_memory_and_no_time() -> None:
     found = made(schedule="zb-2p", notes="first and last stages have one layer fewer", layers="30")
     assert SCHEDULES[int(found.candidate.schedule[0])] == "zb_2p"
