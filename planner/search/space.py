@@ -373,7 +373,7 @@ def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Cons
     shares = sorted({batch // layout.dp for layout in layouts})
     reasons = {
         "schedule": "'none' needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also "
-        "virtual_stages >= 2",
+        "virtual_stages >= 2; of zb_1p, zb_2p and zb_v only the memory is known (commplan memory)",
         "sequence_parallel": "sequence parallelism needs tp >= 2",
         "micro_batch_size": "must divide the sequences of a data-parallel rank "
         f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}",

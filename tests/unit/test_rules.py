@@ -128,6 +128,14 @@ COMMON = [
     ),
     *cases(
         "megatron",
+        "zero-bubble-schedules-have-no-price",
+        (True, {"pp": 4, "schedule": "zb_1p"}),
+        (True, {"pp": 4, "schedule": "zb_2p"}),
+        (True, {"pp": 4, "schedule": "zb_v"}),
+        (False, {"pp": 4, "schedule": "1f1b"}),
+    ),
+    *cases(
+        "megatron",
         "some-layers-recomputed-need-one-kind",
         (True, {"recompute": "full", "recompute_layers": 2}, DEEPSEEK),
         (False, {"recompute": "full", "recompute_layers": 2}, MIXTRAL),

@@ -15,6 +15,7 @@ from planner.frameworks import rules_for
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
     RECOMPUTE_MODES,
+    SCHEDULES,
     concatenate,
     replaced,
 )
@@ -246,3 +247,17 @@ def test_what_cannot_fit_says_how_far_off_it_is() -> None:
     base = small("llama3-405b", 8)
     with pytest.raises(InfeasiblePlanError, match=r"the smallest is .* GB"):
         rank(base, Constraints())
+
+
+@pytest.mark.parametrize("schedule", ["zb_1p", "zb_2p", "zb_v"])
+def test_schedules_without_a_price_are_neither_offered_nor_priced(schedule: Any) -> None:
+    base = small("llama3-8b", 16)
+    offered = {
+        SCHEDULES[int(s)] for s in enumerate_candidates(base, Constraints()).candidates.schedule
+    }
+    assert schedule not in offered
+    with pytest.raises(InvalidInputError, match="only the memory is known"):
+        enumerate_candidates(base, Constraints(schedule=schedule))
+    paired = problem("llama3-8b", pipelines=((4, 1),))
+    with pytest.raises(InvalidInputError, match="its memory is known and its time is not"):
+        price(paired, row(pp=4, schedule=schedule, num_micro_batches=8))

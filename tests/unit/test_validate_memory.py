@@ -114,3 +114,15 @@ def test_the_command_scores_a_file(run: Run, tmp_path: Path) -> None:
     status, _, message = run("validate", "memory", str(table))
     assert status == 2
     assert "has no column" in message
+
+
+def test_the_page_shows_the_scores_of_the_command(published: Published) -> None:
+    page = (TABLE.parents[2] / "docs" / "memory.md").read_text()
+    scores = score_memory(*published)
+    for one in scores.sources:
+        errors = f"{100 * one.median_error:.1f} % | {100 * one.p90_error:.1f} %"
+        line = f"| {one.source} | {one.num_rows} | {errors} | {100 * one.bias:+.1f} % |"
+        assert line in page
+    assert f"Of {scores.num_ran} rows that ran, {scores.num_beyond} are predicted" in page
+    for name in EXPLAINED:
+        assert f"**{name}**" in page
