@@ -5,7 +5,15 @@ from typing import Final
 
 from executor.errors import PlanMismatchError, UnsupportedPlanError
 from planner.methods import OWN_METHODS
-from planner.plan import Algorithm, Axis, Collective, CollectiveChoice, Method, Plan
+from planner.plan import (
+    Algorithm,
+    Axis,
+    Collective,
+    CollectiveChoice,
+    Method,
+    Plan,
+    TrainingSpec,
+)
 
 __all__ = ["check_plan", "unsupported_fields"]
 
@@ -16,6 +24,12 @@ _AS_LIBRARY: Final[dict[Collective, frozenset[Algorithm]]] = {
     "gather": frozenset({"singleton", "direct"}),
     "scatter": frozenset({"singleton", "direct"}),
 }
+# Of the training, what the executor does in one way, its default.
+_ONE_WAY: Final = (
+    *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
+    *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
+    *("offload", "offload_layers", "offload_to"),
+)
 _NEVER_CALLED: Final[tuple[Collective, ...]] = ("reduce",)
 _RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})
 
@@ -72,8 +86,15 @@ def unsupported_fields(plan: Plan) -> Iterator[str]:
         yield "training.packing (attention does not stop at the ends of documents)"
     if plan.model.num_mtp_modules:
         yield f"model.num_mtp_modules={plan.model.num_mtp_modules}"
+    if plan.recompute_layers is not None:
+        yield f"recompute_layers={plan.recompute_layers}"
     if plan.recompute == "selective":
         yield "recompute='selective'"
+    for name in _ONE_WAY:
+        if (asked := getattr(plan.training, name)) != TrainingSpec.model_fields[name].default:
+            yield f"training.{name}={asked!r}"
+    if plan.training.main_grads == "both":
+        yield "training.main_grads='both' (fp32 gradients alone are kept)"
     if plan.training.precision in ("fp16", "fp8", "mxfp8", "nvfp4"):
         yield f"training.precision={plan.training.precision!r}"
     if plan.training.precision == "bf16" and plan.training.main_grads == "same":

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar, cast, get_args
 
@@ -63,11 +63,14 @@ from planner.plan import (
     Framework,
     MeasuredCurve,
     Plan,
+    TrainingSpec,
     document_hash,
 )
 from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve, slowest_device
+from planner.reviewing import LAYOUT_FIELDS, layout_problem, layout_title
+from planner.search.nearby import memory_report
 from planner.tables import (
     show_collectives,
     show_compression,
@@ -75,6 +78,8 @@ from planner.tables import (
     show_experts,
     show_fabric,
     show_kernel_scores,
+    show_memory,
+    show_memory_scores,
     show_model,
     show_models,
     show_plan,
@@ -94,6 +99,8 @@ from planner.validate.kernels import (
     read_kernels,
     score_kernels,
 )
+from planner.validate.memory import memory_csv, predict_memory, score_memory
+from planner.validate.published import read_runs, run_of
 from planner.validate.rows import read_rows, without_outcomes
 from planner.validate.scores import score
 
@@ -343,10 +350,25 @@ def _constraint(text: str) -> tuple[str, Any]:
             f"{', '.join(Constraints.model_fields)}",
             where=f"constraints.{name}",
         )
+    return name, _value(value)
+
+
+def _assignment(text: str, option: str, known: Iterable[str]) -> tuple[str, Any]:
+    """Return ``tp=8`` as ("tp", 8), where ``option`` knows a field of that name."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or name not in known:
+        raise InvalidInputError(
+            f"{option} {text!r}: need FIELD=VALUE with a FIELD of {', '.join(known)}", where=option
+        )
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    """Return the number or word, or the words that ``+`` joins."""
     try:
-        return name, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return name, value
+        return text.split("+") if "+" in text else text
 
 
 @app.command()
@@ -971,6 +993,91 @@ def validate_kernels(
         )
     else:
         show_kernel_scores(_console(), kernels, found, scores)
+
+
+@validate_app.command("memory")
+def validate_memory(
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="CSV of training runs: model shape, GPU, layout, memory_gb_per_gpu; - is stdin."
+        ),
+    ],
+    *,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write each row's prediction here, or why not.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict the memory of published training runs from their configurations, and score it."""
+    rows = read_runs(_read_bytes(table), source=table)
+    found = predict_memory(map(run_of, rows))
+    _write(predictions, memory_csv(found).rstrip("\n"))
+    scores = score_memory(rows, found)
+    if as_json:
+        listed = [asdict(prediction) for prediction in found]
+        _print(json.dumps({**asdict(scores), "predictions": listed}, indent=2))
+    else:
+        show_memory_scores(_console(), scores)
+
+
+@app.command()
+def memory(
+    model: Annotated[str, typer.Argument(help="Bundled name, or a JSON file (config.json).")],
+    *,
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--layout",
+            "-l",
+            help="Degrees and choices, as tp=8,pp=8,micro_batch_size=1,recompute=full. Fields: "
+            f"{', '.join(LAYOUT_FIELDS)}.",
+        ),
+    ] = "",
+    topology: Topology = None,
+    nodes: Nodes = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="GPU by any of its names, in place of a topology: nodes of eight."),
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option("--global-batch", "-b", help="Sequences per step; default 4 dp pp."),
+    ] = None,
+    seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens per sequence.")] = 4096,
+    training: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--training",
+            "-T",
+            help="A field of the training, as precision=fp8 or offload=optimizer; repeatable. "
+            f"Fields: {', '.join(TrainingSpec.model_fields)}.",
+        ),
+    ] = None,
+    framework: Annotated[str, typer.Option(help="megatron or executor.")] = "megatron",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the memory of one layout by part and stage, and the smallest change that fits it."""
+    asked = dict(_assignment(text, "--layout", LAYOUT_FIELDS) for text in layout.split(",") if text)
+    fields = dict(_assignment(t, "--training", TrainingSpec.model_fields) for t in training or [])
+    problem, one = layout_problem(
+        model=_model_field(model),
+        layout=asked,
+        topology=None if topology is None else _topology_field(topology),
+        nodes=nodes,
+        device=device,
+        training={"seq_len": seq_len, **fields}
+        | ({} if global_batch is None else {"global_batch_size": global_batch}),
+        framework=framework,
+    )
+    report = memory_report(problem, one)
+    if as_json:
+        stages = [stage.model_dump(mode="json") for stage in report.stages]
+        whole = {**asdict(replace(report, layout=None, stages=()))}  # type: ignore[arg-type]
+        whole |= {"layout": report.layout.model_dump(mode="json"), "stages": stages}
+        _print(json.dumps(whole, indent=2))
+    else:
+        show_memory(_console(), layout_title(problem, one), report)
 
 
 @app.command()

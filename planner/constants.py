@@ -10,21 +10,25 @@ from typing import Final
 __all__ = [
     "ACHIEVED_FRACTION",
     "ATTENTION_BACKWARD_FLOP_RATIO",
+    "CACHED",
     "CALIBRATED_SPREAD",
     "COLLECTIVE_LAUNCH_S",
     "COMMUNICATOR_BYTES",
     "CONTEXT_BYTES",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
+    "HOST_MEMORY_BYTES_PER_S",
     "LOOPBACK_SENDER_CORES",
     "MEMORY_PASSES",
     "MESSAGE_ISSUE_S",
+    "NVME_BYTES_PER_S",
     "PATH_ALPHA",
     "PATH_RATE",
     "STEP_SPREAD",
     "SUSTAINED_CLOCK",
     "TREE_EFFICIENCY",
     "UNKNOWN_LOST_SHARE",
+    "USABLE_MEMORY",
     "Constant",
 ]
 
@@ -176,30 +180,79 @@ ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"
 )
 _GPU_LIBRARIES: Final = ("nccl", "rccl", "hccl", "oneccl", "mpi")
+_MEMORY_SOURCE: Final = (
+    "context, communicators and fragmentation together by hand on the medians of three sources "
+    "that print what the device has in use (BLOOM, FLAG, INTEM: commplan validate memory)"
+)
 CONTEXT_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
         _GPU_LIBRARIES,
         Constant(
-            1.0e9, "bytes", "memory", 0.5, "assumed: device context, BLAS and library workspaces"
+            1.5e9,
+            "bytes",
+            "memory",
+            0.5,
+            "device context with all kernels loaded, BLAS and library workspaces: 0.5 to 2 GB on "
+            f"A100 and H100 (torch issue trackers); {_MEMORY_SOURCE}",
         ),
     ),
     "gloo": Constant(0.3e9, "bytes", "memory", 0.5, "assumed: a Python process with torch"),
+}
+# Bytes that a rank can allocate over those of the data sheet: a sheet's GB of HBM is 2**30 bytes,
+# of which the driver keeps about 1 %. Other devices have the bytes they are given.
+_HBM = Constant(
+    1.06,
+    "1",
+    "memory",
+    0.01,
+    "CUDA counts 79.1 to 79.3 GiB on A100 and H100 of 80 GB, 39.4 on A100 of 40, 139.8 on H200 of "
+    "141, 178.4 on B200 of 180, 31.7 on V100 of 32 (torch.cuda total_memory in issue trackers)",
+)
+USABLE_MEMORY: Final[dict[str, Constant]] = {
+    "hbm": _HBM,
+    "": Constant(1.0, "1", "memory", 0.06, "GDDR with ECC, hosts, and figures of a document"),
 }
 COMMUNICATOR_BYTES: Final[dict[str, Constant]] = {
     **dict.fromkeys(
         _GPU_LIBRARIES,
         Constant(
-            0.3e9,
+            0.6e9,
             "bytes",
             "memory",
             0.5,
-            "assumed, per group of two or more; not seen by the allocator (pytorch#147179)",
+            "per group of two or more: 16 to 32 channels with 4 MiB and LL128 buffers to and from "
+            "ring and tree neighbours (NCCL 2.30 src/include/nccl_common.h, NCCL_BUFFSIZE); not "
+            f"seen by the allocator (pytorch#147179); {_MEMORY_SOURCE}",
         ),
     ),
     "gloo": Constant(0.0, "bytes", "memory", 0.0, "gloo keeps no device buffers"),
 }
 FRAGMENTATION: Final = Constant(
-    0.05, "1", "memory", 0.5, "assumed: 5 to 10 % of what the allocator holds"
+    0.05,
+    "1",
+    "memory",
+    0.5,
+    "holes that the allocator cannot fill, 5 to 10 % of what it holds by its users; a run with 74 "
+    "GiB allocated (ZB) leaves room for no more on 80 GB",
+)
+# Not needed to run: torch gives blocks without use back before it fails.
+CACHED: Final = Constant(
+    0.05,
+    "1",
+    "memory as devices and allocators show it",
+    0.5,
+    f"blocks kept for reuse; figures of allocated memory (ZB) are met without; {_MEMORY_SOURCE}",
+)
+# What offloaded states are updated at, and come from a drive at, of one GPU of eight a node.
+HOST_MEMORY_BYTES_PER_S: Final = Constant(
+    45e9,
+    "bytes/s",
+    "offloaded optimizer",
+    0.5,
+    "assumed: 0.6 of two sockets of eight channels DDR5-4800 (2 x 307 GB/s) for eight GPUs",
+)
+NVME_BYTES_PER_S: Final = Constant(
+    6e9, "bytes/s", "offload to NVMe", 0.5, "assumed: one PCIe 4.0 x4 drive for every GPU"
 )
 # Megatron's default: max(40e6, 1e6 * dp) parameters; torch DDP 25 MiB.
 GRADIENT_BUCKET_BYTES: Final[dict[str, Constant]] = {
@@ -219,6 +272,6 @@ STEP_SPREAD: Final = Constant(
     "1",
     "step",
     0.0,
-    "published dense 16-bit runs on A100 and H100: median error by source 3 to 27 %, mostly "
-    "predicted too fast, 35 % on the oldest software (benchmarks/published_runs.py)",
+    "published dense 16-bit runs on A100 and H100: median error by source 4 to 20 %, mostly "
+    "predicted too fast (benchmarks/published_runs.py)",
 )

@@ -52,6 +52,7 @@ __all__ = [
     "MemoryParts",
     "Method",
     "ModelSummary",
+    "Offloaded",
     "Packing",
     "Phase",
     "Pipeline",
@@ -64,6 +65,7 @@ __all__ = [
     "RankOrder",
     "RankRule",
     "RankTimings",
+    "RecomputeLayers",
     "RecomputeMode",
     "RejectedReason",
     "RunnerUp",
@@ -140,7 +142,9 @@ Algorithm = Literal[
 # sends and receives, shared memory of a host (of a hierarchy, inside units), NCCL's copy engine
 # calls, mori's.
 CallPath = Literal["library", "executor", "shm", "nccl_zero_cta", "mori"]
-ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b"]
+# zb_1p and zb_2p are the zero-bubble schedules with room for p and 2p micro-batches, zb_v the
+# V-shaped one (2401.10241, 2405.15362): their memory is known, no framework here runs them.
+ScheduleName = Literal["none", "gpipe", "1f1b", "interleaved_1f1b", "zb_1p", "zb_2p", "zb_v"]
 RecomputeMode = Literal["none", "selective", "full"]
 # Of stages and data-parallel ranks the second are outermost with Megatron's --use-tp-pp-dp-mapping.
 RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
@@ -153,8 +157,18 @@ Framework = Literal["executor", "megatron"]
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "fp64"]
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
 
+Offloaded = Literal["weights", "gradients", "optimizer", "activations"]
+
 Degree = Annotated[int, Field(ge=1, le=1 << 20)]
 Count = Annotated[int, Field(ge=0)]
+RecomputeLayers = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        exclude_if=lambda layers: layers is None,
+        description="of every stage, of which 'full' recomputes as many; null = all",
+    ),
+]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0)]
 Load = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -283,8 +297,10 @@ class TrainingSpec(Document):
     seq_len: int = Field(ge=1, le=16_777_216, description="tokens per sequence")
     precision: Precision = "bf16"
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    main_grads: Literal["fp32", "same"] = Field(
-        default="fp32", description="dtype gradients are accumulated in; same = as computed"
+    main_grads: Literal["fp32", "same", "both"] = Field(
+        default="fp32",
+        description="dtype gradients are accumulated in; same = as computed, both = as computed "
+        "and an fp32 copy beside them",
     )
     expert_capacity: ExpertCapacity | None = Field(
         default=None, description="of a model with experts; null = dropless"
@@ -299,6 +315,69 @@ class TrainingSpec(Document):
         default=None,
         exclude_if=lambda packing: packing is None,
         description="documents in a sequence; null = one as long as the sequence",
+    )
+    master_weights: Literal["copy", "only", "none"] = Field(
+        default="copy",
+        exclude_if=lambda kept: kept == "copy",
+        description="of 16-bit weights in fp32: a copy beside them; fp32 alone, cast where used "
+        "(torch FSDP); or none",
+    )
+    moments: Literal["fp32", "bf16", "int8"] = Field(
+        default="fp32", exclude_if=lambda dtype: dtype == "fp32", description="dtype of AdamW's"
+    )
+    foreach_optimizer: bool = Field(
+        default=False,
+        exclude_if=lambda used: not used,
+        description="the update runs unfused over lists of tensors, as torch's foreach AdamW",
+    )
+    fused_attention: bool = Field(
+        default=True,
+        exclude_if=lambda fused: fused,
+        description="false: score matrices are stored, as before FlashAttention",
+    )
+    dropout: bool = Field(
+        default=False,
+        exclude_if=lambda used: not used,
+        description="after attention and feed-forward, and on the scores",
+    )
+    fused_kernels: bool = Field(
+        default=True,
+        exclude_if=lambda fused: fused,
+        description="norms and gated activations are one kernel each; false: torch's operations "
+        "one by one, which keep what they cast",
+    )
+    fused_loss: Literal["none", "cross_entropy", "linear"] = Field(
+        default="none",
+        exclude_if=lambda fused: fused == "none",
+        description="none: softmax in fp32 beside the logits; cross_entropy: gradients in place of "
+        "16-bit logits; linear: with the head, in pieces, so that logits are never whole (Liger)",
+    )
+    buffer_bytes: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 40,
+        exclude_if=lambda size: size == 0,
+        description="flat buffers that gradients and weights are copied through to be sent",
+    )
+    gathers: Literal["layer", "matrix"] = Field(
+        default="layer",
+        exclude_if=lambda unit: unit == "layer",
+        description="what ZeRO-3 gathers at once",
+    )
+
+    offload: tuple[Offloaded, ...] = Field(
+        default=(),
+        exclude_if=lambda parts: not parts,
+        description="what rests in the host's memory and comes over for its use",
+    )
+    offload_layers: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=lambda layers: layers is None,
+        description="of a rank, whose activations are offloaded; null = all",
+    )
+    offload_to: Literal["cpu", "nvme"] = Field(
+        default="cpu", exclude_if=lambda where: where == "cpu"
     )
 
     @model_validator(mode="after")
@@ -631,6 +710,10 @@ class MemoryParts(Document):
     moe_buffers_bytes: Bytes
     communicators_bytes: Bytes
     reserve_bytes: Bytes = Field(description="context and fragmentation")
+    working_bytes: Bytes = Field(
+        default=0,
+        description="what the block in use, or the optimizer's step, needs beyond the other parts",
+    )
 
     def total_bytes(self) -> int:
         """Return the sum of the parts."""
@@ -653,11 +736,17 @@ class RunnerUp(Document):
     order: RankOrder = "tp-cp-ep-dp-pp"
     micro_batch_size: int
     recompute: RecomputeMode
+    recompute_layers: RecomputeLayers = None
     zero_stage: int
     step_time_s: Seconds
     slower_by: float = Field(description="fraction of the winner's step time")
     peak_memory_bytes: Bytes
     why: str
+
+    def recompute_label(self) -> str:
+        """Return the mode, and of how many layers a stage if not of all: ``full 3``."""
+        some = "" if self.recompute_layers is None else f" {self.recompute_layers}"
+        return f"{self.recompute}{some}"
 
 
 class RejectedReason(Document):
@@ -730,6 +819,7 @@ class Plan(Document):
     pipeline: Pipeline
     sharding: Sharding
     recompute: RecomputeMode
+    recompute_layers: RecomputeLayers = None
     collectives: tuple[CollectiveChoice, ...]
     prediction: Prediction
     memory: tuple[StageMemory, ...]

@@ -36,10 +36,9 @@ from planner.units import counted, format_count, format_seconds
 
 __all__ = ["make_plan"]
 
-_ASSUMPTIONS: Final = (
-    "attention is fused; no score matrix is stored",
-    "closed form, not simulated; collectives of different axes do not contend",
-)
+_FUSED: Final = "attention is fused; no score matrix is stored"
+_UNFUSED: Final = "score matrices are stored: that is in the memory, and not in the step time"
+_ASSUMPTIONS: Final = ("closed form, not simulated; collectives of different axes do not contend",)
 _PUBLISHED: Final = "published tables of such boards"
 # Part of a step that other nodes must save to be taken in place of those asked for.
 _WORTH_MOVING: Final = 1e-3
@@ -199,6 +198,7 @@ def _packing_assumptions(training: TrainingSpec) -> Iterator[str]:
 
 def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from resolved.model.assumptions
+    yield _FUSED if resolved.request.training.fused_attention else _UNFUSED
     yield from _ASSUMPTIONS
     yield from _packing_assumptions(resolved.request.training)
     yield from load_assumptions(fastest.problem, fastest.ranking.candidates.take(slice(1)))

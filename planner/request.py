@@ -12,6 +12,7 @@ from planner.plan import (
     Document,
     Framework,
     RankOrder,
+    RecomputeLayers,
     RecomputeMode,
     ScheduleName,
     TrainingSpec,
@@ -70,6 +71,7 @@ class Constraints(Document):
     micro_batch_size: Degree | None = None
     schedule: ScheduleName | None = None
     recompute: RecomputeMode | None = None
+    recompute_layers: RecomputeLayers = None
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
     sequence_parallel: bool | None = None
     context_exchange: ContextExchange | None = None

@@ -173,6 +173,7 @@ def slowest_device(topology: TopologyDocument, nodes: Sequence[int]) -> Device:
     return replace(
         slowest,
         memory_bytes=min(one.memory_bytes for one in found),
+        capacity_bytes=min(one.capacity_bytes for one in found),
         peak_flop_per_s={p: v for p, v in slowest.peak_flop_per_s.items() if p in shared},
     )
 

@@ -6,9 +6,18 @@ from itertools import groupby
 from typing import Final
 
 from planner.model.bundled import model_names
-from planner.plan import CollectiveChoice, Layout, Plan, RankOrder, StageMemory, Waiting
+from planner.plan import (
+    CollectiveChoice,
+    Layout,
+    Plan,
+    RankOrder,
+    RecomputeMode,
+    StageMemory,
+    TrainingSpec,
+    Waiting,
+)
 from planner.search.explain import PART_LABELS
-from planner.units import format_bytes, format_count, format_rate, format_seconds
+from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
 
 __all__ = [
     "Part",
@@ -22,6 +31,7 @@ __all__ = [
     "memory_parts",
     "ordered",
     "peak_stage",
+    "recompute_words",
     "some_of",
     "time_parts",
     "traffic",
@@ -244,7 +254,13 @@ def _sharding(plan: Plan) -> Iterator[str]:
 
 
 def _recompute(plan: Plan) -> str:
-    return f"{'no' if plan.recompute == 'none' else plan.recompute} recompute"
+    return recompute_words(plan.recompute, plan.recompute_layers)
+
+
+def recompute_words(mode: RecomputeMode, layers: int | None) -> str:
+    """Return what is recomputed, as ``no recompute`` or ``full recompute of 3 layers a stage``."""
+    some = "" if layers is None else f" of {counted(layers, 'layer')} a stage"
+    return f"{'no' if mode == 'none' else mode} recompute{some}"
 
 
 def _has_experts(plan: Plan) -> bool:
@@ -277,12 +293,17 @@ def _megatron_arguments(plan: Plan) -> Iterator[str]:
     """Yield Megatron-LM's arguments for what the plan decides, ``_MEGATRON``'s names."""
     yield from _degree_arguments(plan)
     yield from _training_arguments(plan)
+    yield from _memory_arguments(plan.training, plan.model.num_layers)
     yield from _sharding_arguments(plan)
     if plan.recompute == "selective":
         modules = "layernorm moe_act" if _has_experts(plan) else "layernorm"
         yield f"--recompute-granularity selective --recompute-modules {modules}"
     elif plan.recompute == "full":
-        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        method, layers = (
+            ("uniform", 1) if plan.recompute_layers is None else (("block", plan.recompute_layers))
+        )
+        yield f"--recompute-granularity full --recompute-method {method}"
+        yield f"--recompute-num-layers {layers}"
 
 
 def _degree_arguments(plan: Plan) -> Iterator[str]:
@@ -338,6 +359,22 @@ def _training_arguments(plan: Plan) -> Iterator[str]:
         yield "--fp16"
         if training.main_grads == "fp32":
             yield "--accumulate-allreduce-grads-in-fp32"
+
+
+def _memory_arguments(training: TrainingSpec, layers: int) -> Iterator[str]:
+    """Yield what decides how states and activations are kept."""
+    if not training.fused_attention:
+        yield "--attention-backend unfused"
+    if training.fused_loss == "cross_entropy":
+        yield "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
+    if training.moments != "fp32" or "optimizer" in training.offload:
+        yield "--use-precision-aware-optimizer"
+    if training.moments != "fp32":
+        yield f"--exp-avg-dtype {training.moments} --exp-avg-sq-dtype {training.moments}"
+    if "optimizer" in training.offload:
+        yield "--optimizer-cpu-offload"
+    if "activations" in training.offload:
+        yield f"--cpu-offloading-num-layers {training.offload_layers or layers}"
 
 
 def _sharding_arguments(plan: Plan) -> Iterator[str]:

@@ -26,6 +26,7 @@ from planner.model.blocks import (
 )
 from planner.model.spec import ModelSpec
 from planner.plan import CollectiveChoice, Method, Plan, StageMemory
+from planner.search.nearby import MemoryReport
 from planner.summary import (
     Part,
     basis,
@@ -48,6 +49,7 @@ from planner.topology.drawing.outline import Line, outline, runs
 from planner.topology.fabric import Fabric, Level
 from planner.units import counted, format_bytes, format_count, format_rate, format_seconds
 from planner.validate.kernels import KernelPrediction, KernelScore, KernelTable
+from planner.validate.memory import FIT_BAR, MEDIAN_BAR, P90_BAR, MemoryScores
 from planner.validate.scores import Scores
 
 __all__ = [
@@ -57,6 +59,8 @@ __all__ = [
     "show_experts",
     "show_fabric",
     "show_kernel_scores",
+    "show_memory",
+    "show_memory_scores",
     "show_model",
     "show_models",
     "show_plan",
@@ -102,7 +106,6 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
         plan: What.
         plan_source: File or URL that the launch line names.
     """
-    stage = peak_stage(plan)
     out.print(headline(plan), style="bold", markup=False)
     out.print(basis(plan), markup=False)
     layout = _table("what", "how")
@@ -110,7 +113,7 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
         layout.add_row(what, escape(how))
     _show(out, "layout", layout)
     _show(out, "one step", _time_table(plan))
-    _show(out, f"memory of a rank of stage {stage.pp_rank}, the fullest", _memory_table(stage))
+    _show_memory_of(out, plan)
     _show_collectives(out, plan)
     _show_crossings(out, plan)
     _show_placements(out, plan)
@@ -336,6 +339,95 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
+def show_memory_scores(out: Console, scores: MemoryScores) -> None:
+    """Print errors of predicted memory by source, the worst rows, and runs that would not fit."""
+    table = _table("source|", "rows>", "median error>", "90th percentile>", "bias>")
+    for one in scores.sources:
+        table.add_row(
+            escape(one.source),
+            f"{one.num_rows:,}",
+            _percent(one.median_error),
+            _percent(one.p90_error),
+            f"{100 * one.bias:+.1f} %",
+        )
+    _show(out, "memory against what the sources print", table)
+    if scores.is_kept is not None:
+        verdict = "kept" if scores.is_kept else "missed"
+        bars = f"median {_percent(MEDIAN_BAR)}, 90th percentile {_percent(P90_BAR)}"
+        out.print(f"bars on all rows ({bars}): {verdict}", markup=False)
+    if scores.worst:
+        table = _table("row|", "source|", "predicted>", "printed>", "error>", "assumed")
+        for row in scores.worst:
+            table.add_row(
+                *(escape(row.id), escape(row.source)),
+                *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
+                *(f"{100 * row.error:+.0f} %", escape("; ".join(row.assumptions))),
+            )
+        _show(out, "the worst rows", table)
+    if scores.not_fitting:
+        table = _table("row|", "source|", "needed>", "has>", "beyond>", "assumed")
+        for row in scores.not_fitting:
+            table.add_row(
+                *(escape(row.id), escape(row.source)),
+                *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
+                *(f"{100 * row.error:.1f} %", escape("; ".join(row.assumptions))),
+            )
+        _show(out, "ran, and would not fit", table)
+    out.print(
+        f"\nof {counted(scores.num_ran, 'run')} {scores.num_beyond:,} would not fit by more than "
+        f"{_percent(FIT_BAR)}; of {scores.num_chosen:,} recompute is not printed, and the least "
+        "that fits was taken",
+        markup=False,
+    )
+    for reason, count in scores.skipped.items():
+        out.print(f"skipped {counted(count, 'row')}: {reason}", markup=False)
+
+
+def show_memory(out: Console, title: str, report: MemoryReport) -> None:
+    """Print the memory of one layout: parts of every stage, what is left, what would make it fit.
+
+    Args:
+        out: Where to.
+        title: Model, layout and device, in words.
+        report: Of the layout.
+    """
+    out.print(title, style="bold", markup=False)
+    out.print(_stages_table(report.stages))
+    has = f"{format_bytes(report.capacity_bytes)} a GPU"
+    left = format_bytes(abs(report.headroom_bytes))
+    fits = report.headroom_bytes >= 0
+    out.print(f"\nfits: {left} of {has} left" if fits else f"\ndoes not fit: {left} over {has}")
+    if (host := report.host) is not None:
+        out.print(
+            f"offload: {format_bytes(host.bytes_per_step)} a step between GPU and host; hidden by "
+            f"a link of {format_rate(host.needed_bytes_per_s, 'B/s')}, this one has "
+            f"{format_rate(host.link_bytes_per_s, 'B/s')}: "
+            f"{format_seconds(host.exposed_s)} exposed",
+            markup=False,
+        )
+    if not fits:
+        _show_changes(out, report)
+    for note in report.notes:
+        out.print(f"- {note}", markup=False)
+
+
+def _show_changes(out: Console, report: MemoryReport) -> None:
+    if not report.changes:
+        out.print("neither one change nor two that were tried make it fit; try more GPUs")
+        return
+    table = _table("change", "peak>", "saves>", "sends>", "step>")
+    for change in report.changes:
+        sign = "-" if change.sent_bytes < 0 else "+"
+        table.add_row(
+            escape(change.what),
+            format_bytes(change.peak_bytes),
+            format_bytes(change.saved_bytes),
+            f"{sign}{format_bytes(abs(change.sent_bytes))}",
+            "?" if change.slower_by is None else f"{100 * change.slower_by:+.1f} %",
+        )
+    _show(out, "changes that make it fit, the smallest first", table)
+
+
 def show_experts(
     out: Console,
     title: str,
@@ -540,6 +632,32 @@ def _time_table(plan: Plan) -> Table:
     return table
 
 
+def _show_memory_of(out: Console, plan: Plan) -> None:
+    """Print what fills a rank, of a pipeline that of every stage, and what is left."""
+    stage = peak_stage(plan)
+    if len(plan.memory) == 1:
+        _show(out, "memory of a rank", _memory_table(stage))
+    else:
+        _show(out, "memory of a rank, by stage", _stages_table(plan.memory))
+    left = stage.capacity_bytes - stage.total_bytes
+    out.print(f"{format_bytes(left)} of {format_bytes(stage.capacity_bytes)} left", markup=False)
+
+
+def _stages_table(stages: Sequence[StageMemory]) -> Table:
+    """Return parts by pipeline stage, the fullest marked."""
+    fullest = max(stages, key=lambda stage: stage.total_bytes)
+    table = _table("part|", *(f"stage {stage.pp_rank}>" for stage in stages))
+    for name in type(fullest.parts).model_fields:
+        sizes = [getattr(stage.parts, name) for stage in stages]
+        if any(sizes):
+            label = name.removesuffix("_bytes").replace("_", " ")
+            table.add_row(label, *(format_bytes(size) if size else "" for size in sizes))
+    table.add_row("total", *(format_bytes(stage.total_bytes) for stage in stages))
+    if len(stages) > 1:
+        table.add_row("", *("fullest" if stage is fullest else "" for stage in stages))
+    return table
+
+
 def _memory_table(stage: StageMemory) -> Table:
     table = _table("part", "size>", "")
     for part in memory_parts(stage):
@@ -646,7 +764,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
         row = (
             ordered(other.layout, other.order),
             str(other.micro_batch_size),
-            other.recompute,
+            other.recompute_label(),
             str(other.zero_stage),
             format_seconds(other.step_time_s),
             f"{100 * other.slower_by:.1f} %",

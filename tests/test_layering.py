@@ -34,7 +34,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "search",
         "calibrate validate",
         "resolving",
-        "planning summary",
+        "planning reviewing summary",
         "tables",
         "cli",
     )

@@ -176,12 +176,16 @@ def _form(
 
 @cache
 def _topologies_by_precision() -> dict[str, list[str]]:
-    """Return the bundled topologies by what they can train in, the most frequent last."""
+    """Return the bundled topologies by what they can train in, the most frequent last.
+
+    Of GPUs with 16 bits or fewer, fp32 and fp64 go without saying.
+    """
     found: dict[str, list[str]] = {}
     for name in topology_names():
         given = load_topology(name).device
         peaks = device(given).peak_flop_per_s if isinstance(given, str) else given.peak_flop_per_s
-        found.setdefault(", ".join(peaks), []).append(name)
+        low = [precision for precision in peaks if precision not in ("fp32", "fp64")]
+        found.setdefault(", ".join(low or peaks), []).append(name)
     return dict(sorted(found.items(), key=lambda item: len(item[1])))
 
 

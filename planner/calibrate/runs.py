@@ -254,6 +254,7 @@ def plan_candidate(problem: Problem, plan: Plan) -> Candidates:
         "micro_batch_size": plan.batch.micro_batch_size,
         "num_micro_batches": plan.batch.num_micro_batches,
         "recompute": RECOMPUTE_MODES.index(plan.recompute),
+        "recompute_layers": plan.recompute_layers or 0,
         "zero_stage": plan.sharding.zero_stage,
         "sequence_parallel": plan.sharding.sequence_parallel,
         "context_exchange": CONTEXT_EXCHANGES.index(plan.sharding.context_exchange),

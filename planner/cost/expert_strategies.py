@@ -108,7 +108,7 @@ def expert_row(problem: Problem, ep: int) -> Candidates:
             where="ep",
         )
     columns = {field.name: np.ones(1, dtype=int) for field in fields(Candidates)}
-    words = ("schedule", "context_exchange", "order", "split", "zero_stage")
+    words = ("recompute_layers", "schedule", "context_exchange", "order", "split", "zero_stage")
     columns |= {name: np.zeros(1, dtype=int) for name in words}
     columns |= {"ep": np.array([ep]), "dp_shard": np.array([ep])}
     columns["sequence_parallel"] = np.zeros(1, dtype=bool)

@@ -9,8 +9,19 @@ from planner.pipeline.partition import SplitTable
 from planner.plan import Framework, Precision, TrainingSpec
 from planner.topology.fabric import Fabric
 
-__all__ = ["ELEMENT_BYTES", "Problem", "gradient_bytes", "weight_bytes"]
+__all__ = [
+    "ELEMENT_BYTES",
+    "Problem",
+    "gradient_bytes",
+    "held_gradient_bytes",
+    "held_weight_bytes",
+    "optimizer_bytes",
+    "product_input_bytes",
+    "weight_bytes",
+]
 
+# Bytes of one moment beside its fp32 scale: blocks of 256 (bitsandbytes, 2110.02861).
+_MOMENT_BYTES: Final = {"fp32": 4, "bf16": 2, "int8": 1 + 4 / 256}
 # Bytes of a stored weight or activation; below 16 bits bf16 is stored, and cast for the matmul.
 ELEMENT_BYTES: Final[dict[Precision, int]] = {
     "bf16": 2,
@@ -49,13 +60,51 @@ class Problem:
     optimizer_scale: float = 1.0
     host_overhead_s: float = 0.0
 
+    @property
+    def capacity_bytes(self) -> float:
+        """What one rank can allocate."""
+        return self.device.capacity_bytes
+
 
 def weight_bytes(training: TrainingSpec) -> int:
     """Return bytes of one stored weight or activation element."""
     return ELEMENT_BYTES[training.precision]
 
 
+def held_weight_bytes(training: TrainingSpec) -> int:
+    """Return bytes of one weight where it rests; ``weight_bytes`` is what it is computed with."""
+    width = weight_bytes(training)
+    return max(4, width) if training.master_weights == "only" else width
+
+
+def product_input_bytes(training: TrainingSpec) -> int:
+    """Return bytes of one kept input of a matrix product: fp8 ones are kept as they are read."""
+    return 1 if training.precision == "fp8" else weight_bytes(training)
+
+
 def gradient_bytes(training: TrainingSpec) -> int:
-    """Return bytes of one accumulated gradient element."""
+    """Return bytes of one accumulated gradient element, as it is sent."""
     same = ELEMENT_BYTES[training.precision]
-    return same if training.main_grads == "same" else max(4, same)
+    return same if training.main_grads in ("same", "both") else max(4, same)
+
+
+def held_gradient_bytes(training: TrainingSpec) -> int:
+    """Return bytes that one gradient takes: as computed, accumulated, or both."""
+    fp32_copy = 4 if training.main_grads == "both" and weight_bytes(training) < 4 else 0
+    return gradient_bytes(training) + fp32_copy
+
+
+def optimizer_bytes(training: TrainingSpec) -> float:
+    """Return optimizer state per parameter: moments, and a master copy of 16-bit weights.
+
+    >>> optimizer_bytes(TrainingSpec(global_batch_size=1, seq_len=1))
+    12
+    """
+    width = weight_bytes(training)
+    moment = (
+        max(_MOMENT_BYTES["fp32"], width)
+        if training.moments == "fp32"
+        else (_MOMENT_BYTES[training.moments])
+    )
+    moments = 2 * moment if training.optimizer == "adamw" else 0
+    return moments + (4 if width < 4 and training.master_weights == "copy" else 0)

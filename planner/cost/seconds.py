@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.constants import SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose, legal_methods
+from planner.cost.offload import host_copy_s
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS
 from planner.cost.problem import Problem
 from planner.cost.sharing import (
@@ -18,7 +19,7 @@ from planner.cost.sharing import (
     moved_bytes,
     needs_no_processor,
 )
-from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound, Op
+from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, MemoryBound, Op
 from planner.frameworks import overlaps_data_parallel
 from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
@@ -100,6 +101,9 @@ def _timed(
             chosen[key] = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         choice = chosen[key]
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
+    if isinstance(op, HostCopy):
+        copied = host_copy_s(problem, op)
+        return Timed(op, copied, copied * op.repeats)
     once = _compute_s(problem, op) / problem.fabric.slowest_share
     return Timed(op, once, once * op.repeats)
 

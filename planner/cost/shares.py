@@ -13,7 +13,15 @@ from planner.model.blocks import (
 )
 from planner.model.spec import ModelSpec
 
-__all__ = ["block_share", "exchanges_embedding", "fullest_profile", "rank_parameters", "shards"]
+__all__ = [
+    "block_share",
+    "exchanges_embedding",
+    "fullest_profile",
+    "largest_matrix",
+    "rank_parameters",
+    "recomputed_share",
+    "shards",
+]
 
 
 def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
@@ -36,6 +44,23 @@ def exchanges_embedding(model: ModelSpec) -> bool:
     return model.tied_embeddings or model.num_mtp_modules > 0
 
 
+def largest_matrix(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
+    """Return (dense, expert) parameters of the largest matrix of a block on one rank, [rows].
+
+    The feed-forward's matrices are alike, and so are the experts'; a gated one's first two lie in
+    one, as the projections of queries, keys and values do.
+    """
+    dense, experts = block_share(problem, c, kind)
+    if kind in ("embedding", "head"):
+        return dense, experts
+    block, moe = block_parameters(problem.model, kind), problem.model.experts
+    if has_experts(problem.model, kind) and moe is not None:
+        return 0 * dense, experts / moe.num_experts * c.ep * (2 / 3 if moe.gated else 1 / 2)
+    gated = problem.model.feed_forward.gated
+    widest = max(block.feed_forward * (2 / 3 if gated else 1 / 2), block.attention * 3 / 4)
+    return widest / c.tp, 0 * experts
+
+
 def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
     """Return (dense, expert) parameters per rank of every profile, shape [rows, profiles]."""
     shape = len(c), problem.splits.counts.shape[1]
@@ -52,6 +77,22 @@ def rank_parameters(problem: Problem, c: Candidates) -> tuple[Column, Column]:
 def fullest_profile(dense: Column, experts: Column) -> Column:
     """Return the profile with most of the parameters that ``rank_parameters`` gave, [rows]."""
     return np.argmax(dense + experts, axis=1)
+
+
+def recomputed_share(c: Candidates, counts: Column) -> Column:
+    """Return the part of a rank's layers that is recomputed, where the mode recomputes any.
+
+    Args:
+        c: Candidates.
+        counts: Blocks of each kind on the rank, [rows, ..., kinds].
+
+    Returns:
+        Shape [rows, ...].
+    """
+    ends = [BLOCK_KINDS.index("embedding"), BLOCK_KINDS.index("head")]
+    layers = np.maximum(1, counts.sum(axis=-1) - counts[..., ends].sum(axis=-1))
+    asked = (c.recompute_layers * c.virtual_stages).reshape(-1, *[1] * (layers.ndim - 1))
+    return np.where(asked > 0, np.minimum(1.0, asked / layers), 1.0)
 
 
 def shards(c: Candidates) -> Column:

@@ -11,33 +11,39 @@ from typing import Final
 
 import numpy as np
 
+from planner.cost.offload import host_work
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, BesidePass, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
-from planner.cost.shares import fullest_profile, rank_parameters
+from planner.cost.shares import fullest_profile, rank_parameters, recomputed_share
 from planner.cost.sharing import Processors
 from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
     Communication,
+    HostCopy,
     block_work,
     rank_work,
     stage_send,
 )
+from planner.errors import InvalidInputError
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import SCHEDULES, Candidates, Column, distinct
 from planner.layout.groups import axis_group
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_kinds
-from planner.pipeline.laws import HostShare, StageSeconds, step_s
+from planner.pipeline.laws import HostShare, StageSeconds, has_time_law, step_s
 
 __all__ = ["CHUNK_ROWS", "Exposed", "Priced", "mean_compute_s", "price", "timed_ops"]
 
 CHUNK_ROWS: Final = 8192
 
+_FOLD_COLUMNS: Final = (*BLOCK_COLUMNS, "split", "recompute_layers", "virtual_stages")
 # Where an exposed second is booked; etp belongs to the experts.
 _PARTS: Final = ("compute", "tp", "cp", "ep")
 _COMPUTE: Final = 0
 _ENDS: Final = [BLOCK_KINDS.index("embedding"), BLOCK_KINDS.index("head")]
+_BACKWARD: Final = 1
+_PHASES: Final = {"forward": 0, "recompute": 2}
 _PART_OF_AXIS: Final = {"tp": "tp", "cp": "cp", "ep": "ep", "etp": "ep"}
 
 
@@ -81,8 +87,19 @@ class Exposed:
 
 
 def price(problem: Problem, candidates: Candidates) -> Priced:
-    """Return step time and breakdown of every candidate."""
-    keys, inverse = distinct(candidates, (*BLOCK_COLUMNS, "split"))
+    """Return step time and breakdown of every candidate.
+
+    Raises:
+        InvalidInputError: A row has a schedule of which only the memory is known.
+    """
+    if not has_time_law(candidates.schedule).all():
+        unknown = candidates.schedule[~has_time_law(candidates.schedule)]
+        raise InvalidInputError(
+            f"schedule {SCHEDULES[int(unknown[0])]!r}: its memory is known and its time is not; "
+            "use 1f1b or interleaved_1f1b",
+            where="schedule",
+        )
+    keys, inverse = distinct(candidates, _FOLD_COLUMNS)
     folded = _fold(problem, keys)
     processors = Processors(problem.fabric)
     chunks = []
@@ -92,6 +109,7 @@ def price(problem: Problem, candidates: Candidates) -> Priced:
         rank_keys, rank_inverse = distinct(chunk, RANK_COLUMNS)
         rank = seconds(problem, rank_keys, rank_work(problem, rank_keys), processors)
         of_rows = [timed.take(rank_inverse) for timed in rank]
+        of_rows += seconds(problem, chunk, [*host_work(problem, chunk)], processors)
         chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows))
     return Priced(
         **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
@@ -114,6 +132,8 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, candidate, kind):
             times = folded.counts[:, index] * m
+            if timed.op.phase == "recompute":
+                times = times * folded.redone
             if not isinstance(timed.op, Communication):
                 exposed = exposed * stretched
             found.append(Exposed(timed, kind, slowest, timed.op.repeats * times, exposed * times))
@@ -121,7 +141,8 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     send = seconds(problem, candidate, [stage_send(problem, candidate, ends)])[0]
     filled = _fill_sends(candidate) * send.seconds
     found.append(Exposed(send, None, slowest, np.asarray(send.op.repeats), filled))
-    rank = seconds(problem, candidate, rank_work(problem, candidate))
+    ops = [*rank_work(problem, candidate), *host_work(problem, candidate)]
+    rank = seconds(problem, candidate, ops)
     for timed, exposed in zip(rank, _exposed_rank(problem, candidate, folded, rank), strict=True):
         unit = timed.op.unit if isinstance(timed.op, Communication) else None
         found.append(Exposed(timed, unit, fullest, np.asarray(timed.op.repeats), exposed))
@@ -163,11 +184,14 @@ def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
 
 
 def _block_table(problem: Problem, c: Candidates) -> Column:
-    """Return exposed seconds per micro-batch: shape [rows, kinds, (forward, backward), parts]."""
-    table = np.zeros((len(c), len(BLOCK_KINDS), 2, len(_PARTS)))
+    """Return exposed seconds per micro-batch, shape [rows, kinds, phases, parts].
+
+    Phases are forward, backward, and what is recomputed for the backward.
+    """
+    table = np.zeros((len(c), len(BLOCK_KINDS), 3, len(_PARTS)))
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, c, kind):
-            cell = table[:, index, int(timed.op.phase != "forward")]
+            cell = table[:, index, _PHASES.get(timed.op.phase, _BACKWARD)]
             part = "compute"
             if isinstance(timed.op, Communication):
                 part = _PART_OF_AXIS[timed.op.axis]
@@ -184,33 +208,43 @@ class _Folded:
         counts: Blocks of each kind there, shape [rows, kinds].
         slowest: Its seconds, shape [rows, (forward, backward), parts].
         total: Of all pipeline ranks, shape [rows, parts].
+        redone: Part of that rank's layers that is recomputed, shape [rows].
     """
 
     profile: Column
     counts: Column
     slowest: Column
     total: Column
+    redone: Column
 
     def take(self, rows: Column) -> "_Folded":
         return _Folded(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 def _fold(problem: Problem, c: Candidates) -> _Folded:
-    """Add block seconds up by the split; reads BLOCK_COLUMNS and ``split``."""
+    """Add block seconds up by the split; reads ``_FOLD_COLUMNS``.
+
+    A layer that is not recomputed goes without the seconds of its recomputation.
+    """
     keys, inverse = distinct(c, BLOCK_COLUMNS)
-    table = _block_table(problem, keys)[inverse]
+    table = _block_table(problem, keys)
+    again = table[:, :, 2][inverse]
+    table[:, :, _BACKWARD] += table[:, :, 2]
+    table = table[:, :, :2][inverse]
     splits = problem.splits
     counts = splits.counts[c.split]
+    spared = counts * (1 - recomputed_share(c, counts))[:, :, None]
     per_rank = np.einsum("rpk,rk->rp", counts, table.sum(axis=(2, 3)))
+    per_rank -= np.einsum("rpk,rk->rp", spared, again.sum(axis=2))
     profile = np.argmax(per_rank, axis=1)
-    chosen = counts[np.arange(len(c)), profile]
+    rows = np.arange(len(c))
+    chosen = counts[rows, profile]
     blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
-    return _Folded(
-        profile,
-        chosen,
-        np.einsum("rk,rkdq->rdq", chosen, table),
-        np.einsum("rk,rkdq->rq", blocks, table),
-    )
+    slowest = np.einsum("rk,rkdq->rdq", chosen, table)
+    slowest[:, _BACKWARD] -= np.einsum("rk,rkq->rq", spared[rows, profile], again)
+    total = np.einsum("rk,rkdq->rq", blocks, table)
+    total -= np.einsum("rpk,rp,rkq->rq", spared, splits.multiplicity[c.split], again)
+    return _Folded(profile, chosen, slowest, total, recomputed_share(c, chosen))
 
 
 # -------------------------------------------------------------------------------- per step
@@ -231,11 +265,18 @@ def _exposed_rank(
         for name, budget in zip(("forward", "backward"), compute.T, strict=True)
     }
     load = _host_share(problem, c).load
+    free = c.num_micro_batches * compute.sum(axis=1)  # beside which copies to the host hide
     found: list[Column] = []
     for timed in rank:
         op, exposed = timed.op, timed.total_s
         under = RANK_OVERLAPS.get(op.name)
-        if not isinstance(op, Communication):
+        if isinstance(op, HostCopy):
+            if op.hides:
+                exposed, free = (
+                    np.maximum(0.0, exposed - free),
+                    np.maximum(0.0, free - exposed),
+                )
+        elif not isinstance(op, Communication):
             exposed = exposed * load
         elif overlap and under is not None and exposed.any():
             passes = np.maximum(1, op.passes)

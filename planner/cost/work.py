@@ -24,13 +24,20 @@ FSDP and send them block by block, for every micro-batch.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from planner.constants import ATTENTION_BACKWARD_FLOP_RATIO, GRADIENT_BUCKET_BYTES
 from planner.cost.expert_load import expert_shares, skews
-from planner.cost.problem import Problem, gradient_bytes, weight_bytes
+from planner.cost.problem import (
+    Problem,
+    gradient_bytes,
+    held_gradient_bytes,
+    held_weight_bytes,
+    optimizer_bytes,
+    weight_bytes,
+)
 from planner.cost.shares import (
     block_share,
     exchanges_embedding,
@@ -51,7 +58,7 @@ from planner.model.blocks import (
 )
 from planner.model.sequence import attended
 from planner.model.spec import LatentAttention
-from planner.plan import Axis, Collective, Phase
+from planner.plan import Axis, Collective, Phase, TrainingSpec
 from planner.routing import expert_capacity
 
 __all__ = [
@@ -61,11 +68,13 @@ __all__ = [
     "Communication",
     "Experts",
     "Gemm",
+    "HostCopy",
     "MemoryBound",
     "Op",
     "block_work",
     "expert_skews",
     "key_value_bytes",
+    "optimizer_moved_bytes",
     "rank_work",
     "routed_rows",
     "sharded_tokens",
@@ -107,6 +116,8 @@ _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
 # Cheap to redo, large to keep: Megatron's --recompute-modules layernorm moe_act. It has no module
 # that redoes the activation function of a dense feed-forward alone.
 _SELECTIVE_OPS: Final = ("norms", "expert_activation")
+# Where scores are stored they are what is large: --recompute-modules core_attn, Megatron's default.
+_UNFUSED_SELECTIVE_OPS: Final = ("attention_core",)
 # The end of a layer, its shared expert's where it has one: the backward needs what goes into it,
 # and not what comes out.
 _LAST_OPS: Final = (
@@ -201,7 +212,22 @@ class Communication:
     unit: BlockKind | None = None
 
 
-Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """``num_bytes`` between a GPU and its host, or read and written by the host itself.
+
+    ``hides``: whether it may run beside the compute of the passes.
+    """
+
+    name: str
+    repeats: Column
+    num_bytes: Column
+    over: Literal["link", "memory"]
+    hides: bool
+    phase: Phase = "step"
+
+
+Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication | HostCopy
 
 
 def block_work(
@@ -635,7 +661,7 @@ def _backward(problem: Problem, forward: Iterable[Op]) -> list[Op]:
             ops.append(
                 replace(op, phase="backward", num_bytes=op.num_bytes * _BACKWARD_BYTES[op.name])
             )
-        else:
+        elif isinstance(op, Communication):
             ops += _communication_backward(op, regathers)
     return ops
 
@@ -660,11 +686,12 @@ def _recompute(problem: Problem, forward: Iterable[Op], c: Candidates) -> list[O
     """Return the forward ops that are done again before the backward."""
     skipped = (_FORWARD_ONLY, *(_LAST_OPS if stops_recompute_early(problem.framework) else ()))
     full = c.recompute == _FULL
+    cheap = _SELECTIVE_OPS if problem.training.fused_attention else _UNFUSED_SELECTIVE_OPS
     ops: list[Op] = []
     for op in forward:
         if op.name in skipped:
             continue
-        again = full | ((c.recompute == _SELECTIVE) & (op.name in _SELECTIVE_OPS))
+        again = full | ((c.recompute == _SELECTIVE) & (op.name in cheap))
         ops.append(replace(op, phase="recompute", repeats=op.repeats * again))
     return ops
 
@@ -832,17 +859,20 @@ def _gradient_shards(c: Candidates) -> Column:
     return np.where(c.zero_stage >= 2, shards(c), 1)
 
 
+def optimizer_moved_bytes(training: TrainingSpec) -> float:
+    """Return bytes read and written per parameter: gradients, and every state both ways.
+
+    Where there is no master copy the weights themselves are read and written.
+    """
+    weights, states = weight_bytes(training), optimizer_bytes(training)
+    is_copied = weights < 4 and training.master_weights == "copy"
+    reads = max(gradient_bytes(training), held_gradient_bytes(training) - weights)
+    return reads + 2 * states + (weights if is_copied else 2 * held_weight_bytes(training))
+
+
 def _optimizer(problem: Problem, c: Candidates, dense: Column, experts: Column) -> MemoryBound:
-    """Return the update: every state read and written once, on this rank's share."""
-    training = problem.training
-    wide = max(4, weight_bytes(training))
-    reads = gradient_bytes(training) + wide
-    writes = wide
-    if training.optimizer == "adamw":
-        reads += 2 * wide
-        writes += 2 * wide
-    if weight_bytes(training) < 4:
-        writes += weight_bytes(training)
-    sharded = c.zero_stage > 0
+    """Return the update on this rank's share, unless the host does it."""
+    training, sharded = problem.training, c.zero_stage > 0
     params = dense / np.where(sharded, shards(c), 1) + experts / np.where(sharded, c.edp, 1)
-    return MemoryBound("optimizer", "step", np.ones(len(c)), params * (reads + writes))
+    here = np.full(len(c), float("optimizer" not in training.offload))
+    return MemoryBound("optimizer", "step", here, params * optimizer_moved_bytes(training))

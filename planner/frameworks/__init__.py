@@ -7,6 +7,7 @@ from planner.model.spec import ModelSpec
 from planner.plan import Collective, Framework, Method, TrainingSpec
 
 __all__ = [
+    "keeps_expert_outputs",
     "keeps_gathered_inputs",
     "overlaps_data_parallel",
     "own_methods",
@@ -38,6 +39,17 @@ def keeps_gathered_inputs(framework: Framework) -> bool:
     return {
         "megatron": megatron.KEEPS_GATHERED_INPUTS,
         "executor": executor.KEEPS_GATHERED_INPUTS,
+    }[framework]
+
+
+def keeps_expert_outputs(framework: Framework) -> bool:
+    """Return whether what experts return, and rows in their order, are kept for the backward.
+
+    Otherwise rows are weighted by their gates before the last product, and only its input is kept.
+    """
+    return {
+        "megatron": megatron.KEEPS_EXPERT_OUTPUTS,
+        "executor": executor.KEEPS_EXPERT_OUTPUTS,
     }[framework]
 
 

@@ -8,6 +8,7 @@ from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
 __all__ = [
+    "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
@@ -21,9 +22,18 @@ OVERLAP_DATA_PARALLEL: Final = False
 
 KEEPS_GATHERED_INPUTS: Final = True
 
+# Gates weigh what the experts return.
+KEEPS_EXPERT_OUTPUTS: Final = True
+
 # torch.utils.checkpoint without reentrant autograd.
 STOPS_RECOMPUTE_EARLY: Final = True
 
+# What it does in one way.
+_FIXED: Final = (
+    *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
+    *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
+    *("offload", "offload_layers", "offload_to"),
+)
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 
 
@@ -33,6 +43,17 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         return "training.precision", (
             f"{training.precision!r} needs scaled gradients, which the executor has not; use "
             f"{', '.join(_PRECISIONS)}, or framework='megatron'"
+        )
+    for name in _FIXED:
+        field = type(training).model_fields[name]
+        if (asked := getattr(training, name)) != field.get_default():
+            return f"training.{name}", (
+                f"{asked!r}: the executor has only {field.get_default()!r}; leave it out, or use "
+                "framework='megatron'"
+            )
+    if training.main_grads == "both":
+        return "training.main_grads", (
+            "'both' keeps gradients twice, the executor keeps fp32 alone; use 'fp32'"
         )
     if training.precision == "bf16" and training.main_grads == "same":
         return "training.main_grads", (
@@ -86,6 +107,10 @@ def _kv_heads_below_tp(c: Candidates, model: ModelSpec, training: TrainingSpec) 
     return heads % c.tp != 0
 
 
+def _some_layers_recomputed(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return c.recompute_layers > 0
+
+
 def _selective_recompute(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     return c.recompute == RECOMPUTE_MODES.index("selective")
 
@@ -107,5 +132,10 @@ RULES: Final = (
         "executor-recompute",
         "the executor recomputes whole layers or nothing",
         _selective_recompute,
+    ),
+    Rule(
+        "executor-recompute-layers",
+        "the executor recomputes every layer of a stage or none",
+        _some_layers_recomputed,
     ),
 )

@@ -10,6 +10,7 @@ from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
 __all__ = [
+    "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
     "RULES",
@@ -18,11 +19,28 @@ __all__ = [
     "refused_training",
 ]
 
+# Values of a field that Megatron-LM can be told, of fields with others that it cannot.
+_KNOWN: Final[dict[str, tuple[object, ...]]] = {
+    "main_grads": ("fp32", "same"),
+    "master_weights": ("copy",),
+    "moments": ("fp32", "bf16"),
+    "foreach_optimizer": (False,),
+    "fused_kernels": (True,),
+    "fused_loss": ("none", "cross_entropy"),
+    "buffer_bytes": (0,),
+    "gathers": ("layer",),
+    "offload_to": ("cpu",),
+}
+
 # --overlap-grad-reduce and --overlap-param-gather are written into every plan.
 OVERLAP_DATA_PARALLEL: Final = True
 
 # core/tensor_parallel/layers.py saves the shard and gathers it again in the backward.
 KEEPS_GATHERED_INPUTS: Final = False
+
+# core/transformer/moe/experts.py weighs rows in the activation function (weighted_bias_swiglu),
+# and core/transformer/moe/token_dispatcher.py adds what comes back without gates.
+KEEPS_EXPERT_OUTPUTS: Final = False
 
 # core/tensor_parallel/random.py runs the whole forward again.
 STOPS_RECOMPUTE_EARLY: Final = False
@@ -30,6 +48,16 @@ STOPS_RECOMPUTE_EARLY: Final = False
 
 def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
     """Return (field, what is wrong and what to try) of what no layout can make run."""
+    for name, known in _KNOWN.items():
+        asked = getattr(training, name)
+        if asked not in known:
+            return f"training.{name}", (
+                f"{asked!r}: Megatron-LM has {' or '.join(map(repr, known))}; use one of them"
+            )
+    if beyond := set(training.offload) - {"optimizer", "activations"}:
+        return "training.offload", (
+            f"{min(beyond)!r}: Megatron-LM offloads optimizer states and activations; leave it out"
+        )
     capacity = training.expert_capacity
     if capacity is None:
         return None
@@ -97,7 +125,26 @@ def _experts_in_fsdp(c: Candidates, model: ModelSpec, training: TrainingSpec) ->
     return (c.zero_stage >= 2) & (c.etp > 1) & (model.experts is not None)
 
 
+def _offloads_beside(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return ("activations" in training.offload) & ((c.pp > 1) | (c.recompute > 0))
+
+
+def _states_of_other_widths(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    precise = training.moments != "fp32" or "optimizer" in training.offload
+    return precise & (c.zero_stage == 0)
+
+
 RULES: Final = (
+    Rule(
+        "megatron-offload-alone",
+        "activations are offloaded without pipeline stages and without recompute",
+        _offloads_beside,
+    ),
+    Rule(
+        "megatron-precision-aware-optimizer",
+        "moments of other widths and on the host need the distributed optimizer (ZeRO-1)",
+        _states_of_other_widths,
+    ),
     Rule(
         "megatron-kv-heads",
         "Megatron needs num_query_groups to be a multiple of tp",

@@ -95,6 +95,14 @@ def _experts_lie_in_another_order(
     return ~regular(c, has_experts=model.experts is not None)
 
 
+def _zero_bubble(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    return schedule_is(c, "zb_1p", "zb_2p", "zb_v")
+
+
+def _unlike_layers_recomputed(c: Candidates, model: ModelSpec, training: TrainingSpec) -> Column:
+    return (c.recompute_layers > 0) & (0 < len(model.moe_layers) < model.num_layers)
+
+
 COMMON_RULES: Final = (
     Rule("heads-split-over-tp", "tp must divide the attention heads", _heads_do_not_split),
     Rule(
@@ -131,6 +139,17 @@ COMMON_RULES: Final = (
         "interleaving-needs-full-rounds",
         "interleaved 1F1B needs num_micro_batches to be a multiple of pp",
         _too_few_micro_batches,
+    ),
+    Rule(
+        "zero-bubble-schedules-have-no-price",
+        "of zb_1p, zb_2p and zb_v the memory is known, and no framework planned for runs them; use "
+        "1f1b or interleaved_1f1b",
+        _zero_bubble,
+    ),
+    Rule(
+        "some-layers-recomputed-need-one-kind",
+        "of dense layers and layers with experts all are recomputed or none: which would matter",
+        _unlike_layers_recomputed,
     ),
     # Megatron-LM asserts it (core/parallel_state.py, initialize_model_parallel; a dense model has
     # etp = tp, ep = 1). The executor would run such plans; nothing here can price them.

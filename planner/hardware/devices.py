@@ -12,8 +12,9 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final, Literal
 
+from planner.constants import USABLE_MEMORY
 from planner.errors import InvalidInputError, UnknownNameError
-from planner.hardware.gpus import Architecture, architecture_of, gpu_model
+from planner.hardware.gpus import Architecture, GpuModel, architecture_of, gpu_model
 from planner.plan import Precision
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "device",
     "device_names",
     "device_of_tables",
+    "usable_bytes",
 ]
 
 KernelBasis = Literal["measured", "borrowed", "roofline"]
@@ -89,7 +91,8 @@ class Device:
 
     Attributes:
         name: As topologies refer to it.
-        memory_bytes: What one rank can allocate at most.
+        memory_bytes: Of the data sheet.
+        capacity_bytes: What one rank can allocate at most.
         memory_bytes_per_s: Peak of the data sheet.
         peak_flop_per_s: Dense matmul peak by precision; a missing precision cannot be trained in.
         num_processors: Streaming multiprocessors or compute units; 1 for a CPU core.
@@ -102,6 +105,7 @@ class Device:
 
     name: str
     memory_bytes: float
+    capacity_bytes: float
     memory_bytes_per_s: float
     peak_flop_per_s: dict[Precision, float]
     num_processors: int
@@ -133,10 +137,13 @@ def device(name: str) -> Device:
         raise UnknownNameError("device", name, known, remedy=remedy)
     entry = known[name]
     sheet = gpu_model(entry["gpu"]) if "gpu" in entry else None
+    memory_bytes = sheet.memory_bytes if sheet else entry["memory_bytes"]
+    capacity_bytes = usable_bytes(sheet) if sheet else memory_bytes
     processors = f"; {entry['num_processors']} processors: {entry['processors_source']}"
     return Device(
         name=name,
-        memory_bytes=sheet.memory_bytes if sheet else entry["memory_bytes"],
+        memory_bytes=memory_bytes,
+        capacity_bytes=memory_bytes * entry.get("usable", capacity_bytes / memory_bytes),
         memory_bytes_per_s=sheet.memory_bytes_per_s if sheet else entry["memory_bytes_per_s"],
         peak_flop_per_s=dict(sheet.peak_flop_per_s if sheet else entry["peak_flop_per_s"]),
         num_processors=entry["num_processors"],
@@ -152,6 +159,11 @@ def device_of_tables(tables: str) -> Device:
     """Return the device on which the kernels of a folder were measured."""
     found = [one for one in map(device, device_names()) if one.tables == tables]
     return next(one for one in found if one.basis == "measured")
+
+
+def usable_bytes(gpu: GpuModel) -> float:
+    """Return what a rank can allocate on a GPU of a data sheet; those with links have HBM."""
+    return gpu.memory_bytes * USABLE_MEMORY["" if gpu.link_kind is None else "hbm"].value
 
 
 def custom_device(
@@ -191,6 +203,7 @@ def custom_device(
     return Device(
         name=name,
         memory_bytes=memory_bytes,
+        capacity_bytes=memory_bytes,
         memory_bytes_per_s=memory_bytes_per_s,
         peak_flop_per_s=dict(peak_flop_per_s),
         num_processors=like.num_processors,

@@ -23,6 +23,7 @@ __all__ = [
     "Column",
     "concatenate",
     "distinct",
+    "replaced",
 ]
 
 # A column: shape [rows], or anything that broadcasts to it.
@@ -45,6 +46,7 @@ class Candidates:
     """Columns of shape [rows]; degrees as in ``planner.plan.Layout``.
 
     ``split`` is a row of the problem's ``planner.pipeline.partition.SplitTable``.
+    ``recompute_layers`` counts the layers of every chunk that are recomputed, 0 = all of them.
     """
 
     tp: Column
@@ -60,6 +62,7 @@ class Candidates:
     micro_batch_size: Column
     num_micro_batches: Column
     recompute: Column
+    recompute_layers: Column
     zero_stage: Column
     sequence_parallel: Column
     context_exchange: Column
@@ -96,12 +99,21 @@ class Candidates:
         return Candidates(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def with_recompute(self, mode: RecomputeMode) -> "Candidates":
-        """Return the same rows with another recompute mode."""
-        return replace(self, recompute=np.full(len(self), RECOMPUTE_MODES.index(mode)))
+        """Return the same rows with another recompute mode, of all layers."""
+        return replace(
+            self,
+            recompute=np.full(len(self), RECOMPUTE_MODES.index(mode)),
+            recompute_layers=np.zeros(len(self), dtype=np.int64),
+        )
 
     def layout(self, row: int) -> Layout:
         """Return the degrees of one row as the contract spells them."""
         return Layout(**{name: int(getattr(self, name)[row]) for name in Layout.model_fields})
+
+
+def replaced(candidates: Candidates, **columns: Column) -> Candidates:
+    """Return the same rows with other ``columns``."""
+    return replace(candidates, **columns)
 
 
 def concatenate(parts: Sequence[Candidates]) -> Candidates:

@@ -6,15 +6,20 @@ within 1 %, GPipe 5 %, interleaved 2 % and exact without sends; 1F1B with stages
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from planner.layout.candidates import SCHEDULES, Column
+from planner.plan import ScheduleName
 
-__all__ = ["HostShare", "StageSeconds", "in_flight", "step_s"]
+__all__ = ["HostShare", "StageSeconds", "has_time_law", "in_flight", "step_s"]
 
 _GPIPE = SCHEDULES.index("gpipe")
 _INTERLEAVED = SCHEDULES.index("interleaved_1f1b")
+# Micro-batches in flight on every rank over the stages, where weight gradients are put off: ZB-1p
+# and ZB-V fill what 1F1B holds on its first rank, ZB-2p twice that (2401.10241, 2405.15362).
+_ZERO_BUBBLE: Final[dict[ScheduleName, int]] = {"zb_1p": 1, "zb_2p": 2, "zb_v": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,11 @@ class HostShare:
         return np.maximum(self.alone(), self.load / self.stages_per_host)
 
 
+def has_time_law(schedule: Column) -> Column:
+    """Return a mask of the rows whose schedule ``step_s`` knows."""
+    return ~np.isin(schedule, [SCHEDULES.index(name) for name in _ZERO_BUBBLE])
+
+
 def step_s(
     stage: StageSeconds,
     host: HostShare,
@@ -101,7 +111,7 @@ def in_flight(
     """Return micro-batches whose activations a rank holds at most, in units of all its layers.
 
     1F1B min(m, p-i); GPipe m; interleaved [2(p-1-r) + (v-1)p + 1] / v (Megatron; reproduced by
-    simulation).
+    simulation); zero-bubble p or 2p on every rank.
 
     >>> columns = [np.array([x]) for x in (SCHEDULES.index("interleaved_1f1b"), 4, 8, 2)]
     >>> [float(in_flight(*columns, np.array([r]))[0]) for r in range(4)]
@@ -111,4 +121,7 @@ def in_flight(
     plain = np.minimum(num_micro_batches, pp - rank)
     interleaved = np.minimum(num_micro_batches, (2 * (pp - 1 - rank) + (v - 1) * pp + 1) / v)
     held = np.where(schedule == _INTERLEAVED, interleaved, plain)
+    for name, rounds in _ZERO_BUBBLE.items():
+        filled = np.minimum(num_micro_batches, rounds * pp)
+        held = np.where(schedule == SCHEDULES.index(name), filled, held)
     return np.where(schedule == _GPIPE, num_micro_batches, held)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from planner.model.blocks import BLOCK_KINDS, BlockKind
 
-__all__ = ["SplitTable", "balanced_layers", "split_table"]
+__all__ = ["SplitTable", "balanced_layers", "split_table", "splits_of"]
 
 
 # Halvings of the interval that the cheapest limit lies in: to the last bit of a double.
@@ -151,9 +151,26 @@ def split_table(
         for split in dict.fromkeys([even, by_cost]):
             shapes.append((pp, chunks))
             layers.append(split)
+    return splits_of(layer_kinds, shapes, layers, num_mtp_modules)
+
+
+def splits_of(
+    layer_kinds: Sequence[BlockKind],
+    pipelines: Sequence[tuple[int, int]],
+    layers: Sequence[tuple[int, ...]],
+    num_mtp_modules: int = 0,
+) -> SplitTable:
+    """Return the table of given splits; a stage may be empty.
+
+    Args:
+        layer_kinds: Kind of each layer.
+        pipelines: Pipeline ranks and chunks per rank of each split.
+        layers: Layers per stage of each split, in model order.
+        num_mtp_modules: Of multi-token prediction, beside the head.
+    """
     profiles = [
         _profiles(layer_kinds, num_mtp_modules, split, pp)
-        for split, (pp, _) in zip(layers, shapes, strict=True)
+        for split, (pp, _) in zip(layers, pipelines, strict=True)
     ]
     width = max((len(p) for p in profiles), default=1)
     counts = np.zeros((len(layers), width, len(BLOCK_KINDS)))
@@ -164,7 +181,7 @@ def split_table(
             counts[row, column] = content
             multiplicity[row, column] = len(ranks)
             first_rank[row, column] = ranks[0]
-    pp_column, v_column = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
+    pp_column, v_column = np.array(pipelines, dtype=np.int64).reshape(-1, 2).T
     return SplitTable(pp_column, v_column, tuple(layers), counts, multiplicity, first_rank)
 
 

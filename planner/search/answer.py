@@ -8,11 +8,10 @@ import numpy as np
 from planner.constants import GRADIENT_BUCKET_BYTES
 from planner.cost.collectives import basis_of, collective_terms, thresholds
 from planner.cost.defaults import chooses_knowingly, library_default, library_methods
-from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
 from planner.cost.traffic import bytes_per_level, lower_bound_s
-from planner.cost.work import AttentionCore, Communication, Gemm, MemoryBound
+from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, MemoryBound
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
@@ -33,7 +32,6 @@ from planner.plan import (
     CollectiveChoice,
     Crossing,
     Interval,
-    MemoryParts,
     ModelSummary,
     Pipeline,
     Prediction,
@@ -43,12 +41,12 @@ from planner.plan import (
     RunnerUp,
     Sharding,
     Stage,
-    StageMemory,
     TimedOp,
     document_hash,
 )
 from planner.request import Constraints
 from planner.search.explain import why_slower
+from planner.search.nearby import stage_memory
 from planner.search.rank import Ranking, rank
 from planner.topology.fabric import Fabric, Level
 
@@ -83,9 +81,10 @@ def answer(
         "pipeline": _pipeline(problem, best),
         "sharding": _sharding(problem, best),
         "recompute": RECOMPUTE_MODES[int(best.recompute[0])],
+        "recompute_layers": int(best.recompute_layers[0]) or None,
         "collectives": collectives,
         "prediction": _prediction(problem, ranking.priced, *interval),
-        "memory": tuple(_memory(problem, best)),
+        "memory": stage_memory(problem, best),
         "ops": tuple(
             _timed_op(best, op) for op in ops if op.repeats[0] > 0 and op.exposed_s[0] > 0
         ),
@@ -262,25 +261,6 @@ def _prediction(problem: Problem, priced: Priced, spread: float, basis: str) -> 
     )
 
 
-def _memory(problem: Problem, best: Candidates) -> Iterator[StageMemory]:
-    """Yield one entry per distinct pipeline rank content, at its earliest rank."""
-    parts = memory(problem, best)
-    split = int(best.split[0])
-    for profile in np.flatnonzero(problem.splits.multiplicity[split] > 0):
-        rounded = MemoryParts(
-            **{
-                name: round(float(getattr(parts, name)[0, profile]))
-                for name in MemoryParts.model_fields
-            }
-        )
-        yield StageMemory(
-            pp_rank=int(problem.splits.first_rank[split, profile]),
-            parts=rounded,
-            total_bytes=rounded.total_bytes(),
-            capacity_bytes=round(problem.device.memory_bytes),
-        )
-
-
 def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
     timed = exposed.timed
     op = timed.op
@@ -307,7 +287,7 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
                 group_size=2 if op.op == "send_recv" else best.layout(0).degree(op.axis),
                 size_bytes=round(float(op.size_bytes[0])),
             )
-        case MemoryBound():
+        case MemoryBound() | HostCopy():
             return TimedOp(**common, memory_bytes=float(op.num_bytes[0]))
         case Gemm() | AttentionCore():
             return TimedOp(**common, flop=float(op.flop[0]))
@@ -354,6 +334,7 @@ def _runners_up(ranking: Ranking, top_k: int) -> tuple[RunnerUp, ...]:
             order=RANK_ORDERS[int(c.order[row])],
             micro_batch_size=int(c.micro_batch_size[row]),
             recompute=RECOMPUTE_MODES[int(c.recompute[row])],
+            recompute_layers=int(c.recompute_layers[row]) or None,
             zero_stage=int(c.zero_stage[row]),
             step_time_s=float(times[row]),
             slower_by=float(times[row] / times[0] - 1),

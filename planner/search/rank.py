@@ -10,14 +10,16 @@ from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import Priced, price
 from planner.errors import InfeasiblePlanError
-from planner.layout.candidates import Candidates
+from planner.layout.candidates import RECOMPUTE_MODES, Candidates, concatenate
 from planner.request import Constraints
-from planner.search.space import Space, enumerate_candidates
+from planner.search.layers import fewest_recomputed
+from planner.search.space import Space, enumerate_candidates, legal_rows
 from planner.units import format_bytes
 
 __all__ = ["Ranking", "peak_memory_bytes", "rank"]
 
 _CHUNK_ROWS: Final = 8192
+_NONE: Final = RECOMPUTE_MODES.index("none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,11 @@ def rank(problem: Problem, constraints: Constraints) -> Ranking:
         InfeasiblePlanError: Everything breaks a rule or the memory.
     """
     space = enumerate_candidates(problem, constraints)
-    rejected = dict(space.rejected)
     if len(space.candidates) == 0:
-        raise InfeasiblePlanError(_nothing_legal(space), rejected=rejected)
-    peak = peak_memory_bytes(problem, space.candidates)
-    capacity = problem.device.memory_bytes
+        raise InfeasiblePlanError(_nothing_legal(space), rejected=dict(space.rejected))
+    space, peak = _with_partial_recompute(problem, constraints, space)
+    rejected = dict(space.rejected)
+    capacity = problem.capacity_bytes
     fits = peak <= capacity
     if not fits.any():
         rejected["memory"] = len(fits)
@@ -83,6 +85,30 @@ def rank(problem: Problem, constraints: Constraints) -> Ranking:
         rejected,
         space.num_candidates,
     )
+
+
+def _with_partial_recompute(
+    problem: Problem, constraints: Constraints, space: Space
+) -> tuple[Space, npt.NDArray[np.float64]]:
+    """Return the space and its peaks, with rows that recompute some layers in place of none.
+
+    Only where keeping everything does not fit: fewer layers recomputed are always faster.
+    """
+    found, peak = space.candidates, peak_memory_bytes(problem, space.candidates)
+    if constraints.recompute is not None or constraints.recompute_layers is not None:
+        return space, peak
+    over = (found.recompute == _NONE) & (peak > problem.capacity_bytes)
+    part = [
+        fewest_recomputed(problem, found.take(rows))
+        for rows in np.array_split(np.flatnonzero(over), -(-int(over.sum()) // _CHUNK_ROWS) or 1)
+    ]
+    rejected = dict(space.rejected)
+    added = legal_rows(problem, concatenate(part), rejected)
+    if len(added) == 0:
+        return space, peak
+    peak = np.concatenate([peak, peak_memory_bytes(problem, added)])
+    together = concatenate([found, added])
+    return Space(together, rejected, space.num_candidates + len(added)), peak
 
 
 def _nothing_legal(space: Space) -> str:
@@ -104,7 +130,7 @@ def _nothing_fits(problem: Problem, space: Space, peak: npt.NDArray[np.float64])
     }
     largest = max(sizes, key=lambda name: sizes[name])
     return (
-        f"no layout fits in {format_bytes(problem.device.memory_bytes)} per GPU: the smallest is "
+        f"no layout fits in {format_bytes(problem.capacity_bytes)} per GPU: the smallest is "
         f"{one.layout(0)} micro_batch_size={int(one.micro_batch_size[0])} at "
         f"{format_bytes(float(peak[row]))} ({largest.removesuffix('_bytes')} "
         f"{format_bytes(sizes[largest])})"

@@ -26,11 +26,12 @@ from planner.model.spec import ModelSpec
 from planner.request import Constraints
 from planner.search.orders import rank_orders
 
-__all__ = ["Space", "divisors", "enumerate_candidates", "pipelines"]
+__all__ = ["Space", "divisors", "enumerate_candidates", "legal_rows", "pipelines"]
 
 # Larger micro-batches only cost memory: a GPU is full with a few thousand tokens.
 MAX_MICRO_BATCH_SIZE: Final = 64
 MAX_VIRTUAL_STAGES: Final = 12
+_FULL: Final = RECOMPUTE_MODES.index("full")
 _MAX_ROWS: Final = 20_000_000
 
 
@@ -117,14 +118,16 @@ def enumerate_candidates(problem: Problem, constraints: Constraints) -> Space:
     rejected: dict[str, int] = {}
     if len(layouts) > len(divisible):
         rejected["batch: dp must divide global_batch_size"] = len(layouts) - len(divisible)
-    legal = [_legal(problem, block, rejected) for block in _blocks(problem, divisible, constraints)]
+    legal = [
+        legal_rows(problem, block, rejected) for block in _blocks(problem, divisible, constraints)
+    ]
     total = sum(len(c) for c in legal) + sum(rejected.values())
     if not legal:
         raise InvalidInputError(_no_variant(problem, divisible, constraints), where="constraints")
     return Space(concatenate(legal), rejected, total)
 
 
-def _legal(problem: Problem, block: Candidates, rejected: dict[str, int]) -> Candidates:
+def legal_rows(problem: Problem, block: Candidates, rejected: dict[str, int]) -> Candidates:
     """Return the rows that break no rule; count the others under the first rule they break."""
     keep = np.ones(len(block), dtype=bool)
     for rule in rules_for(problem.framework):
@@ -246,6 +249,7 @@ def _blocks(
     for layout in layouts:
         groups.setdefault((layout.pp, layout.virtual_stages, layout.dp), []).append(layout)
     batch, num_rows = problem.training.global_batch_size, 0
+    held = constraints.recompute_layers or 0
     for (pp, v, dp), members in groups.items():
         variants = list(_variants(problem, pp, v, batch // dp, constraints))
         num_rows += len(members) * len(variants)
@@ -255,12 +259,12 @@ def _blocks(
                 "micro_batch_size fixed in constraints",
                 where="constraints",
             )
-        if variants and len(block := _cross(members, variants, batch)):
+        if variants and len(block := _cross(members, variants, batch, held)):
             yield block
 
 
 def _cross(
-    layouts: Sequence[_Degrees], variants: Sequence[tuple[int, ...]], batch: int
+    layouts: Sequence[_Degrees], variants: Sequence[tuple[int, ...]], batch: int, held_layers: int
 ) -> Candidates:
     """Return every layout with every variant."""
     degrees = np.repeat(np.array(layouts, dtype=np.int64), len(variants), axis=0)
@@ -277,6 +281,7 @@ def _cross(
         micro_batch_size=micro_batch_size,
         num_micro_batches=batch // sequences,
         recompute=recompute,
+        recompute_layers=np.where(recompute == _FULL, held_layers, 0),
         sequence_parallel=sequence_parallel.astype(bool),
     )
 
@@ -294,6 +299,7 @@ def _variants(
             _allowed(constraints.schedule, schedule)
             and _allowed(constraints.micro_batch_size, micro)
             and _allowed(constraints.recompute, recompute)
+            and (constraints.recompute_layers is None or recompute == "full")
             and _allowed(constraints.sequence_parallel, sequence_parallel)
         ):
             yield (
@@ -367,7 +373,7 @@ def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Cons
     shares = sorted({batch // layout.dp for layout in layouts})
     reasons = {
         "schedule": "'none' needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also "
-        "virtual_stages >= 2",
+        "virtual_stages >= 2; of zb_1p, zb_2p and zb_v only the memory is known (commplan memory)",
         "sequence_parallel": "sequence parallelism needs tp >= 2",
         "micro_batch_size": "must divide the sequences of a data-parallel rank "
         f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}",

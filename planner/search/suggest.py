@@ -7,6 +7,7 @@ from planner.cost.problem import Problem
 from planner.errors import PlannerError
 from planner.plan import TrainingSpec
 from planner.request import Constraints, PlanRequest
+from planner.search.nearby import training_changes
 from planner.search.rank import peak_memory_bytes
 from planner.search.space import enumerate_candidates
 
@@ -21,8 +22,9 @@ def smallest_change(
 ) -> dict[str, object] | None:
     """Return fields of a request that fits, or None.
 
-    Tried from small to large: one constraint dropped, all dropped, the fewest more nodes, a
-    shorter sequence. Every change returned was found to fit.
+    Tried from small to large: one constraint dropped, all dropped, one way of keeping states or
+    logits in less memory, the fewest more nodes, a shorter sequence. Every change returned was
+    found to fit.
 
     Args:
         request: The request that does not fit.
@@ -35,6 +37,10 @@ def smallest_change(
             return change
     if len(held) > 1 and _fits(request, {"constraints": {}}, build):
         return {"constraints": {}}
+    for _, fields in training_changes(request.training, exact=True):
+        change = {"training": {**request.training.model_dump(mode="json"), **fields}}
+        if _fits(request, change, build):
+            return change
     nodes = _fewest_nodes(request, build)
     if nodes is not None:
         # those of an allocation are not enough, whichever they are
@@ -84,7 +90,7 @@ def _fits(
     if len(space.candidates) == 0:
         return False
     peak = peak_memory_bytes(problem, space.candidates)
-    return bool((peak <= problem.device.memory_bytes).any())
+    return bool((peak <= problem.capacity_bytes).any())
 
 
 def _fields(request: PlanRequest, change: dict[str, object]) -> dict[str, object]:

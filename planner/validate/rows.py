@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn, get_args
 
@@ -26,6 +26,8 @@ __all__ = [
     "Row",
     "outcome_of",
     "read_rows",
+    "refuse",
+    "table_rows",
     "without_outcomes",
 ]
 
@@ -130,12 +132,29 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     Raises:
         InvalidInputError: It is no such table; or a cell cannot be, with its line and column.
     """
+    rows, seen = [], dict[str, int]()
+    for row in table_rows(text, source=source, required=_REQUIRED):
+        name = without_outcomes(row).id
+        outcome_of(row)
+        if name in seen:
+            refuse(row, "id", f"is that of line {seen[name]}; give each row its own")
+        seen[name] = row.line
+        rows.append(row)
+    return tuple(rows)
+
+
+def table_rows(text: str | bytes, *, source: str, required: Sequence[str]) -> tuple[Row, ...]:
+    """Return the rows of a CSV, in order, whatever stands in their cells.
+
+    Raises:
+        InvalidInputError: It is no CSV, is empty, or lacks a column of ``required``.
+    """
     header, *lines = _lines(text, source) or [(0, [])]
     columns = header[1]
-    if missing := [column for column in _REQUIRED if column not in columns]:
+    if missing := [column for column in required if column not in columns]:
         raise InvalidInputError(
             f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
-            f"{', '.join(_REQUIRED)}",
+            f"{', '.join(required)}",
             where=missing[0],
         )
     twice = sorted({column for column in columns if columns.count(column) > 1})
@@ -143,7 +162,7 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
         raise InvalidInputError(
             f"{source}: column {twice[0]!r} occurs twice; keep one", where=twice[0]
         )
-    rows, seen = [], dict[str, int]()
+    rows = []
     for line, cells in lines:
         if len(cells) != len(columns):
             raise InvalidInputError(
@@ -151,13 +170,7 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
                 f"{len(columns)}; quote cells that hold a comma",
                 where=f"line {line}",
             )
-        row = Row(source, line, dict(zip(columns, map(str.strip, cells), strict=True)))
-        name = without_outcomes(row).id
-        outcome_of(row)
-        if name in seen:
-            _refuse(row, "id", f"is that of line {seen[name]}; give each row its own")
-        seen[name] = line
-        rows.append(row)
+        rows.append(Row(source, line, dict(zip(columns, map(str.strip, cells), strict=True))))
     if not rows:
         raise InvalidInputError(f"{source}: has a header and no rows", where=source)
     return tuple(rows)
@@ -173,14 +186,14 @@ def without_outcomes(row: Row) -> Question:
     asked = Row(row.source, row.line, known)
     nodes, ranks = _needed(asked, "n_nodes"), _needed(asked, "n_ranks")
     if ranks % nodes:
-        _refuse(
+        refuse(
             asked, "n_ranks", f"must be a multiple of n_nodes={nodes}: as many ranks on each node"
         )
     gpus = _whole(asked, "gpus_per_node") or ranks // nodes
     if ranks > nodes * gpus:
-        _refuse(asked, "n_ranks", f"must be at most {nodes} nodes x {gpus} GPUs = {nodes * gpus}")
+        refuse(asked, "n_ranks", f"must be at most {nodes} nodes x {gpus} GPUs = {nodes * gpus}")
     if not known["id"]:
-        _refuse(asked, "id", "must not be empty")
+        refuse(asked, "id", "must not be empty")
     version = known["library_version"].lower()
     return Question(
         id=known["id"],
@@ -218,6 +231,15 @@ def outcome_of(row: Row) -> Outcome:
     )
 
 
+def refuse(row: Row, column: str, need: str) -> NoReturn:
+    """Raise InvalidInputError about a cell, with its line, column and what it holds."""
+    got = row.cells.get(column, "")[:80]
+    raise InvalidInputError(
+        f"{row.source}, line {row.line}: {column}={got!r} {need}",
+        where=f"line {row.line}, {column}",
+    )
+
+
 # -------------------------------------------------------------------------------------- cells
 
 
@@ -237,14 +259,6 @@ def _lines(text: str | bytes, source: str) -> list[tuple[int, list[str]]]:
         ) from exc
 
 
-def _refuse(row: Row, column: str, need: str) -> NoReturn:
-    got = row.cells.get(column, "")[:80]
-    raise InvalidInputError(
-        f"{row.source}, line {row.line}: {column}={got!r} {need}",
-        where=f"line {row.line}, {column}",
-    )
-
-
 def _number(row: Row, column: str) -> float | None:
     """Return the number in a cell, None for an empty one."""
     text = row.cells.get(column, "")
@@ -256,7 +270,7 @@ def _number(row: Row, column: str) -> float | None:
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        _refuse(row, column, f"must be a number from {low:g} to {high:g}")
+        refuse(row, column, f"must be a number from {low:g} to {high:g}")
     return value
 
 
@@ -265,14 +279,14 @@ def _whole(row: Row, column: str) -> int | None:
     if value is None:
         return None
     if value != int(value):
-        _refuse(row, column, "must be a whole number")
+        refuse(row, column, "must be a whole number")
     return int(value)
 
 
 def _needed(row: Row, column: str) -> int:
     value = _whole(row, column)
     if value is None:
-        _refuse(row, column, "must not be empty")
+        refuse(row, column, "must not be empty")
     return value
 
 
@@ -286,4 +300,4 @@ def _operation(row: Row) -> Collective:
     for op in known:
         if row.cells["op"] == op:
             return op
-    _refuse(row, "op", f"must be one of {', '.join(known)}")
+    refuse(row, "op", f"must be one of {', '.join(known)}")

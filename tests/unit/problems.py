@@ -82,6 +82,7 @@ def row(**fields: Any) -> Candidates:
         "micro_batch_size": 1,
         "num_micro_batches": 1,
         "recompute": "none",
+        "recompute_layers": 0,
         "zero_stage": 0,
         "sequence_parallel": False,
         "context_exchange": "ring",

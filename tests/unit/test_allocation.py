@@ -226,7 +226,7 @@ def test_a_suggestion_for_an_allocation_can_be_sent_as_it_is() -> None:
     small: dict[str, Any] = {
         "topology": "dgx-h100",
         "allocation": ["n40"],
-        "model": "llama3-70b",
+        "model": "llama3-405b",
         "training": {"global_batch_size": 64, "seq_len": 4096},
     }
     with pytest.raises(InfeasiblePlanError) as caught:

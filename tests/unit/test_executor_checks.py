@@ -204,6 +204,22 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         ),
         "collectives: tree (executor) for all_gather on dp_cp",
     ),
+    "some layers recomputed": (
+        make_plan(dp=4, recompute="full").model_copy(update={"recompute_layers": 1}),
+        "recompute_layers=1",
+    ),
+    "states on the host": (
+        with_field(make_plan(dp=4), "training", offload=("optimizer",)),
+        "training.offload=('optimizer',)",
+    ),
+    "stored scores": (
+        with_field(make_plan(dp=4), "training", fused_attention=False),
+        "training.fused_attention=False",
+    ),
+    "gradients kept twice": (
+        with_field(make_plan(dp=4), "training", main_grads="both"),
+        "training.main_grads='both'",
+    ),
     "a reduce": (
         with_choice("dp_cp", "reduce", "ring", dp=4),
         "collectives: reduce on dp_cp, which no training job calls",
@@ -279,7 +295,9 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
     }  # fmt: skip
     assert set(TrainingSpec.model_fields) == {
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
-        "expert_load", "packing",
+        "expert_load", "packing", "master_weights", "moments", "foreach_optimizer",
+        "fused_attention", "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers",
+        "offload", "offload_layers", "offload_to",
     }  # fmt: skip
     assert set(ModelSummary.model_fields) == {
         "name", "num_layers", "hidden_size", "vocab_size", "num_params", "num_active_params",

@@ -263,10 +263,11 @@ def test_a_request_without_a_load_has_the_document_it_had() -> None:
 
 
 def test_a_plan_for_uneven_experts_is_slower_and_says_why() -> None:
-    hot = {**REQUEST["training"], "expert_load": load(*HOT)}
+    several = {**REQUEST["training"], "global_batch_size": 128}  # micro-batches
+    hot = {**several, "expert_load": load(*HOT)}
     even, uneven = (
         make_plan(resolve(PlanRequest.model_validate({**REQUEST, "training": training})))
-        for training in (REQUEST["training"], hot)
+        for training in (several, hot)
     )
     assert uneven.prediction.step_time_s > 1.05 * even.prediction.step_time_s
     assert "experts are loaded evenly" in even.assumptions

@@ -86,7 +86,7 @@ def test_an_indexer_keeps_its_heads_and_what_they_read_whole() -> None:
 def test_every_module_for_multi_token_prediction_has_logits_beside_the_head() -> None:
     base = narrow(((2, 1),), num_mtp_modules=2)
     held = memory(base, row(pp=2, tp=2)).logits_bytes[0]
-    assert sorted(held) == [0.0, 3 * 1024 * V * (2 + 4) / 2]
+    assert sorted(held) == [0.0, 3 * 1024 * V * (2 + 2 * 4) / 2]
 
 
 @pytest.mark.parametrize(("tied", "copies"), [(False, 1), (True, 1)])

@@ -131,7 +131,7 @@ def folded(forward: float, backward: float) -> _Folded:
     """Return a rank with those seconds of compute a micro-batch, and some waiting to ignore."""
     slowest = np.full((1, 2, 4), 1000.0)
     slowest[0, :, 0] = forward, backward
-    return _Folded(np.zeros(1, dtype=int), np.ones((1, 4)), slowest, np.ones((1, 4)))
+    return _Folded(np.zeros(1, dtype=int), np.ones((1, 4)), slowest, np.ones((1, 4)), np.ones(1))
 
 
 def per_op(rank: list[Timed], base: Problem | None = None, **compute_s: float) -> list[float]:

@@ -1,6 +1,7 @@
 """Every legality rule with rows that break it and rows that do not."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import pytest
@@ -40,6 +41,7 @@ class Case:
     degrees: dict[str, Any]
     model: ModelSpec = LLAMA
     seq_len: int = 8192
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         sign = "breaks" if self.breaks else "keeps"
@@ -47,7 +49,7 @@ class Case:
 
 
 def cases(framework: Framework, rule: str, *rows: tuple[Any, ...]) -> list[Case]:
-    """Return one case per (breaks, degrees[, model[, seq_len]])."""
+    """Return one case per (breaks, degrees[, model[, seq_len[, training]]])."""
     return [Case(framework, rule, *of_row) for of_row in rows]
 
 
@@ -127,6 +129,21 @@ COMMON = [
     ),
     *cases(
         "megatron",
+        "zero-bubble-schedules-have-no-price",
+        (True, {"pp": 4, "schedule": "zb_1p"}),
+        (True, {"pp": 4, "schedule": "zb_2p"}),
+        (True, {"pp": 4, "schedule": "zb_v"}),
+        (False, {"pp": 4, "schedule": "1f1b"}),
+    ),
+    *cases(
+        "megatron",
+        "some-layers-recomputed-need-one-kind",
+        (True, {"recompute": "full", "recompute_layers": 2}, DEEPSEEK),
+        (False, {"recompute": "full", "recompute_layers": 2}, MIXTRAL),
+        (False, {"recompute": "full"}, DEEPSEEK),
+    ),
+    *cases(
+        "megatron",
         "dp-outermost-needs-equal-dp",
         (True, {**REPLICAS, "tp": 2, "ep": 1}, MIXTRAL),
         (True, {**REPLICAS, "tp": 2, "ep": 4}, MIXTRAL),
@@ -188,6 +205,25 @@ MEGATRON = [
     ),
 ]
 
+MEGATRON += [
+    *cases(
+        "megatron",
+        "megatron-offload-alone",
+        (True, {"recompute": "full"}, LLAMA, 8192, {"offload": ("activations",)}),
+        (True, {"pp": 2}, LLAMA, 8192, {"offload": ("activations",)}),
+        (False, {}, LLAMA, 8192, {"offload": ("activations",)}),
+        (False, {"pp": 2, "recompute": "full"}),
+    ),
+    *cases(
+        "megatron",
+        "megatron-precision-aware-optimizer",
+        (True, {"dp_replicate": 2}, LLAMA, 8192, {"moments": "bf16"}),
+        (True, {"dp_replicate": 2}, LLAMA, 8192, {"offload": ("optimizer",)}),
+        (False, {"dp_shard": 2, "zero_stage": 1}, LLAMA, 8192, {"moments": "bf16"}),
+        (False, {"dp_replicate": 2}),
+    ),
+]
+
 EXECUTOR = [
     *cases(
         "executor",
@@ -224,6 +260,12 @@ EXECUTOR = [
         (False, {"recompute": "full"}),
         (False, {"recompute": "none"}),
     ),
+    *cases(
+        "executor",
+        "executor-recompute-layers",
+        (True, {"recompute": "full", "recompute_layers": 2}),
+        (False, {"recompute": "full"}),
+    ),
 ]
 
 CASES = [*COMMON, *MEGATRON, *EXECUTOR]
@@ -232,7 +274,7 @@ CASES = [*COMMON, *MEGATRON, *EXECUTOR]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rule_is_broken_by_what_it_names_and_by_nothing_else(case: Case) -> None:
     rule = next(r for r in rules_for(case.framework) if r.name == case.rule)
-    training = TrainingSpec(global_batch_size=64, seq_len=case.seq_len)
+    training = TrainingSpec(global_batch_size=64, seq_len=case.seq_len, **case.training)
     assert bool(rule.breaks(row(**case.degrees), case.model, training)[0]) is case.breaks
 
 
@@ -278,8 +320,8 @@ def test_what_no_layout_makes_run_is_said_by_field() -> None:
         assert refused("executor", precision=precision) is None
     for name, value in (("convention", "tutel"), ("min_capacity", 4), ("alignment", 8)):
         asked = {"factor": 1.25, name: value}
-        field = f"training.expert_capacity.{name}"
-        assert refused("megatron", expert_capacity=asked) == field
+        path = f"training.expert_capacity.{name}"
+        assert refused("megatron", expert_capacity=asked) == path
         assert refused("executor", expert_capacity=asked) is None
     assert refused("megatron", expert_capacity={"factor": 1.25}) is None
 
@@ -331,9 +373,9 @@ MODELS: dict[str, tuple[ModelSpec, str | None, str | None]] = {
 def test_a_model_that_no_layout_makes_run_is_refused_by_field(name: str) -> None:
     model, *expected = MODELS[name]
     training = TrainingSpec(global_batch_size=64, seq_len=8192)
-    for framework, field in zip(("megatron", "executor"), expected, strict=True):
+    for framework, part in zip(("megatron", "executor"), expected, strict=True):
         found = refused_model(framework, model, training)  # type: ignore[arg-type]
-        assert (found and found[0]) == (field and f"model.{field}")
+        assert (found and found[0]) == (part and f"model.{part}")
         if found is not None:
             assert "try " in found[1]
 
@@ -347,6 +389,38 @@ def test_the_executor_trains_no_packed_documents() -> None:
     found = refused_training("executor", training)
     assert found is not None
     assert found[0] == "training.packing"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "megatron_has_it"),
+    [
+        ("main_grads", "both", False),
+        ("master_weights", "only", False),
+        ("moments", "bf16", True),
+        ("moments", "int8", False),
+        ("foreach_optimizer", True, False),
+        ("fused_attention", False, True),
+        ("dropout", True, True),
+        ("fused_kernels", False, False),
+        ("fused_loss", "cross_entropy", True),
+        ("fused_loss", "linear", False),
+        ("buffer_bytes", 1, False),
+        ("gathers", "matrix", False),
+        ("offload", ("optimizer",), True),
+        ("offload", ("activations",), True),
+        ("offload", ("weights",), False),
+        ("offload", ("gradients", "optimizer"), False),
+        ("offload_to", "nvme", False),
+    ],
+)
+def test_what_decides_memory_is_refused_where_it_cannot_be_had(
+    name: str, value: Any, megatron_has_it: bool
+) -> None:
+    training = TrainingSpec(global_batch_size=64, seq_len=8192, **{name: value})
+    for framework, has_it in (("megatron", megatron_has_it), ("executor", False)):
+        found = refused_training(framework, training)  # type: ignore[arg-type]  # two of its words
+        assert (found is None) is has_it
+        assert found is None or found[0] == f"training.{name}"
 
 
 def test_the_general_rules_hold_for_every_target() -> None:

@@ -147,3 +147,44 @@ def test_impossible_counts_are_refused(
     with pytest.raises(InvalidInputError) as refusal:
         order_of(schedule, p, m, v)
     assert refusal.value.where == where
+
+
+def played_zero_bubble(p: int, m: int, limit: int) -> list[int]:
+    """Return the most micro-batches that each rank holds, of a greedy zero-bubble order.
+
+    Forward, backward and weight gradient take one unit each. A rank that may do several does the
+    backward, else a forward while it holds fewer than ``limit``, else a weight gradient; what it
+    holds is free after the weight gradient.
+    """
+    forward, backward, weights = ([[0] * (m + 1) for _ in range(p)] for _ in range(3))
+    done = [[0, 0, 0] for _ in range(p)]  # forwards, backwards, weight gradients
+    peak, now = [0] * p, 0
+    while any(count[2] < m for count in done):
+        now += 1
+        for rank, (f, b, w) in enumerate([tuple(count) for count in done]):
+            gradient_came = b < f and (
+                rank == p - 1 or (done[rank + 1][1] > b and backward[rank + 1][b] < now)
+            )
+            input_came = f < m and (
+                rank == 0 or (done[rank - 1][0] > f and forward[rank - 1][f] < now)
+            )
+            if gradient_came and backward[rank][b] == 0:
+                backward[rank][b], done[rank][1] = now, b + 1
+            elif input_came and f - w < limit:
+                forward[rank][f], done[rank][0] = now, f + 1
+            elif w < b:
+                weights[rank][w], done[rank][2] = now, w + 1
+            peak[rank] = max(peak[rank], done[rank][0] - done[rank][2])
+    return peak
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 12), (8, 24), (8, 64), (4, 2)])
+@pytest.mark.parametrize(("schedule", "rounds"), [("zb_1p", 1), ("zb_2p", 2)])
+def test_zero_bubble_schedules_fill_what_they_may_hold(
+    schedule: ScheduleName, rounds: int, p: int, m: int
+) -> None:
+    """2401.10241: memory of p, or 2 p, micro-batches; every rank comes to hold as many."""
+    played = played_zero_bubble(p, m, rounds * p)
+    law = [in_flight(schedule, p, m, 1, rank) for rank in range(p)]
+    assert max(played) == max(law)
+    assert all(found <= bound for found, bound in zip(played, law, strict=True))

@@ -12,7 +12,13 @@ from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
-from planner.layout.candidates import CONTEXT_EXCHANGES
+from planner.layout.candidates import (
+    CONTEXT_EXCHANGES,
+    RECOMPUTE_MODES,
+    SCHEDULES,
+    concatenate,
+    replaced,
+)
 from planner.model.bundled import load_model
 from planner.request import Constraints
 from planner.search.rank import rank
@@ -65,12 +71,40 @@ def test_the_winner_is_the_fastest_that_fits_of_all() -> None:
     everything = enumerate_candidates(base, Constraints()).candidates
     peak = memory(base, everything).total_bytes().max(axis=1)
     times = price(base, everything).step_time_s()
-    best = times[peak <= base.device.memory_bytes].min()
+    best = times[peak <= base.capacity_bytes].min()
     ranking = rank(base, Constraints())
-    assert ranking.priced.step_time_s()[0] == best
     assert (np.diff(ranking.priced.step_time_s()) >= 0).all()
-    assert (ranking.peak_bytes <= base.device.memory_bytes).all()
-    assert len(ranking.peak_bytes) == (peak <= base.device.memory_bytes).sum()
+    assert (ranking.peak_bytes <= base.capacity_bytes).all()
+    some = ranking.candidates.recompute_layers > 0
+    assert ranking.priced.step_time_s()[~some][0] == best
+    assert (~some).sum() == (peak <= base.capacity_bytes).sum()
+
+
+def test_some_layers_are_recomputed_where_none_would_not_fit_and_no_fewer_do() -> None:
+    """Brute force over every number of layers of a stage."""
+    base = small("llama3-8b", 16)
+    ranking = rank(base, Constraints())
+    rows = np.flatnonzero(ranking.candidates.recompute_layers > 0)
+    assert len(rows) > 10
+    for index in rows[:: max(1, len(rows) // 25)]:
+        one = ranking.candidates.take(np.array([index]))
+        fewest = int(one.recompute_layers[0])
+        for layers in range(fewest):
+            fewer = replaced(one, recompute_layers=np.array([layers]))
+            if layers == 0:
+                fewer = one.with_recompute("none")
+            assert memory(base, fewer).total_bytes().max() > base.capacity_bytes
+            assert price(base, fewer).step_time_s()[0] < price(base, one).step_time_s()[0]
+        every = one.with_recompute("full")
+        assert price(base, every).step_time_s()[0] > price(base, one).step_time_s()[0]
+
+
+def test_the_layers_asked_for_are_recomputed_and_no_others() -> None:
+    base = small("llama3-8b", 16)
+    held = rank(base, Constraints(recompute_layers=3)).candidates
+    assert set(held.recompute_layers.tolist()) == {3}
+    none = rank(base, Constraints(recompute="none")).candidates
+    assert set(none.recompute_layers.tolist()) == {0}
 
 
 def test_one_row_costs_what_it_costs_among_many() -> None:
@@ -87,6 +121,10 @@ def test_timed_ops_add_up_to_the_breakdown() -> None:
     for name in ("llama3-8b", "mixtral-8x7b"):
         base = small(name)
         many = enumerate_candidates(base, Constraints()).candidates
+        if name == "llama3-8b":  # some with a part of their layers recomputed
+            some = many.take(many.recompute == RECOMPUTE_MODES.index("full"))
+            some = replaced(some, recompute_layers=np.full(len(some), 3))
+            many = concatenate([many, some])
         for index in range(0, len(many), max(1, len(many) // 25)):
             one = many.take(np.array([index]))
             priced = price(base, one)
@@ -209,3 +247,17 @@ def test_what_cannot_fit_says_how_far_off_it_is() -> None:
     base = small("llama3-405b", 8)
     with pytest.raises(InfeasiblePlanError, match=r"the smallest is .* GB"):
         rank(base, Constraints())
+
+
+@pytest.mark.parametrize("schedule", ["zb_1p", "zb_2p", "zb_v"])
+def test_schedules_without_a_price_are_neither_offered_nor_priced(schedule: Any) -> None:
+    base = small("llama3-8b", 16)
+    offered = {
+        SCHEDULES[int(s)] for s in enumerate_candidates(base, Constraints()).candidates.schedule
+    }
+    assert schedule not in offered
+    with pytest.raises(InvalidInputError, match="only the memory is known"):
+        enumerate_candidates(base, Constraints(schedule=schedule))
+    paired = problem("llama3-8b", pipelines=((4, 1),))
+    with pytest.raises(InvalidInputError, match="its memory is known and its time is not"):
+        price(paired, row(pp=4, schedule=schedule, num_micro_batches=8))

@@ -1,0 +1,570 @@
+"""A published run -> the problem and the one candidate that the cost model prices.
+
+Cells that a source left empty take the defaults below, each one a sentence in ``assumptions``.
+What a column has no word for follows from the framework and its time: how gradients are kept,
+whether score matrices are stored. These are properties of software, written down here as data
+(``_HABITS``); no row, source or model is known by its name.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from planner.cost.problem import Problem
+from planner.errors import InvalidInputError, UnknownNameError
+from planner.hardware.devices import Device, custom_device, device, usable_bytes
+from planner.hardware.gpus import GpuModel, gpu_model
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
+from planner.model.blocks import BlockKind, block_flop_per_token, layer_kinds
+from planner.model.bundled import load_model, model_names
+from planner.model.spec import Attention, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
+from planner.pipeline.partition import SplitTable, balanced_layers, split_table, splits_of
+from planner.plan import ScheduleName, TrainingSpec
+from planner.search.layers import fewest_recomputed
+from planner.search.rank import peak_memory_bytes
+from planner.topology.compile import compile_fabric
+from planner.topology.fabric import Fabric
+from planner.validate.machines import Machine, machine_document
+from planner.validate.published import Run
+
+__all__ = ["Configuration", "configuration", "joint_of"]
+
+# What the precision column calls them -> what weights are stored in, and products done in.
+_PRECISIONS: Final = {"mxfp8": "fp8", "nvfp4": "fp8"}
+_SCHEDULES: Final[Mapping[str, ScheduleName]] = {
+    "1f1b": "1f1b",
+    "interleaved": "interleaved_1f1b",
+    "gpipe": "gpipe",
+    "zb-1p": "zb_1p",
+    "zb-h1": "zb_1p",
+    "zb-2p": "zb_2p",
+    "zb-h2": "zb_2p",
+    "zb-v": "zb_v",
+    "zbv": "zb_v",
+}
+_GPT2_VOCABULARY: Final = 51_200  # 50,257 padded to a multiple of 1,024 over tp, as Megatron does
+_OLD_GPUS: Final = ("pascal", "volta", "ampere")
+# The narrow products of the one published family with latent attention (2412.19437).
+_LATENT: Final = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+# Head dimensions that kernels exist for, where hidden / heads is none of them.
+_HEAD_DIMS: Final = (64, 128, 256)
+
+
+class _Habit(NamedTuple):
+    """How a family of frameworks trains where a row does not say.
+
+    Attributes:
+        named: In the framework column.
+        training: Fields of ``TrainingSpec``.
+        sequence_parallel: Whether tensor parallelism is sequence parallel.
+        why: Said among the assumptions.
+    """
+
+    named: str
+    training: Mapping[str, Any]
+    sequence_parallel: bool
+    why: str
+
+
+# All that match add their fields, the first of them last.
+_HABITS: Final = (
+    _Habit(
+        # scripts/performance/configs of Megatron-Bridge: grad_reduce_in_fp32 = False,
+        # cross_entropy_fusion_impl; NeMo's scripts/performance before it
+        r"nemo|megatron-bridge",
+        {"main_grads": "same", "fused_loss": "cross_entropy"},
+        True,
+        "NVIDIA's performance recipes: gradients as computed, fused loss, sequence parallel with "
+        "tp",
+    ),
+    _Habit(
+        r"megatron-core",
+        {},
+        True,
+        "Megatron-Core: fp32 main gradients, sequence parallel with tp",
+    ),
+    _Habit(
+        r"liger",
+        {"fused_loss": "linear", "fused_kernels": True},
+        False,
+        "Liger: fused norms and activations, logits never whole",
+    ),
+    _Habit(
+        r"llm-foundry|composer",
+        {"fused_loss": "cross_entropy"},
+        False,
+        "LLM Foundry's default loss is fused: gradients in place of 16-bit logits",
+    ),
+    _Habit(
+        r"megatron.?deepspeed|deepspeed.*megatron",
+        {"fused_kernels": True},
+        False,
+        "Megatron-DeepSpeed: Megatron's kernels",
+    ),
+    _Habit(
+        r"deepspeed|gpt-neox",
+        {
+            "main_grads": "same",
+            "buffer_bytes": 2 * 2 * 500_000_000,  # reduce_bucket_size, allgather_bucket_size
+            "gathers": "matrix",
+            "fused_kernels": False,
+        },
+        False,
+        "DeepSpeed: gradients as computed, two buckets of 5e8, gathered by module",
+    ),
+    _Habit(
+        r"internevo|internlm|colossal",
+        {"main_grads": "same", "foreach_optimizer": True},
+        False,
+        "ColossalAI and its kin: gradients as computed, torch's AdamW over lists",
+    ),
+    _Habit(
+        r"paddle",
+        {"main_grads": "same", "fused_kernels": False},
+        False,
+        "Paddle O2: gradients as computed, fp32 master weights, norms operation by operation",
+    ),
+    _Habit(
+        r"transformers|hugging ?face|llama-factory|axolotl",
+        {"fused_kernels": False},
+        False,
+        "Transformers: norms and activations operation by operation",
+    ),
+    _Habit(
+        r"fsdp|torchtitan|torchtune|jax|maxtext|paxml",
+        {"master_weights": "only"},
+        True,
+        "weights rest in fp32 shards, gathered in 16 bits",
+    ),
+    _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A run as the cost model sees it.
+
+    Attributes:
+        problem: Model, training, fabric, device.
+        candidate: The run's layout, one row.
+        assumptions: What the columns leave open, in sentences.
+    """
+
+    problem: Problem
+    candidate: Candidates
+    assumptions: tuple[str, ...]
+
+
+def configuration(run: Run) -> Configuration:
+    """Return the problem and the candidate of a run.
+
+    Raises:
+        InvalidInputError: The columns do not say enough, or contradict each other.
+    """
+    said: list[str] = []
+    degrees = _degrees(run, said)
+    habits = [habit for habit in _HABITS if re.search(habit.named, run.framework.lower())]
+    said += [habit.why for habit in habits[:1]]
+    gpu = _gpu(run)
+    model = _model(run, degrees["tp"], said)
+    training = _training(run, model, gpu, habits, degrees, said)
+    chunks, schedule, splits = _pipeline(run, model, training, degrees["pp"], said)
+    problem = Problem(
+        model=model,
+        training=training,
+        fabric=_fabric(run, gpu),
+        device=_device(gpu, training.precision),
+        splits=splits,
+        framework="megatron",
+    )
+    dp, micro_batch = degrees["dp"], run.micro_batch or 1
+    if run.micro_batch is None:
+        said.append("micro_batch is not printed: 1")
+    zero = _zero_stage(run, dp, said)
+    shard = dp if zero else 1
+    if run.zero_or_fsdp == "hsdp":
+        node = max(1, (run.gpus_per_node or 8) // (degrees["tp"] * degrees["cp"]))
+        shard = node if dp % node == 0 else dp
+        said.append(f"hsdp shards over {shard} ranks, those of a node")
+    values = {
+        **{name: degrees[name] for name in ("tp", "cp", "pp", "ep", "etp")},
+        "dp_shard": shard,
+        "dp_replicate": dp // shard,
+        "virtual_stages": chunks,
+        "schedule": SCHEDULES.index(schedule),
+        "split": 0,
+        "micro_batch_size": micro_batch,
+        "num_micro_batches": max(1, training.global_batch_size // (dp * micro_batch)),
+        "recompute": 0,
+        "recompute_layers": 0,
+        "zero_stage": zero,
+        "sequence_parallel": _sequence_parallel(run, degrees["tp"], habits, said),
+        "context_exchange": 0,
+        "order": 0,
+    }
+    candidate = Candidates(**{name: np.array([value]) for name, value in values.items()})
+    candidate = _with_recompute(run, problem, candidate, said)
+    return Configuration(problem, candidate, tuple(said))
+
+
+def _needed(run: Run, *names: str) -> None:
+    if missing := [name for name in names if getattr(run, name) in (None, "")]:
+        raise InvalidInputError(f"{', '.join(missing)} not given", where=missing[0])
+
+
+def _degrees(run: Run, said: list[str]) -> dict[str, int]:
+    """Return tp, cp, pp, dp, ep and etp."""
+    _needed(run, "n_gpus", "layers", "hidden", "seq_len", "gpu")
+    tp, pp, cp, ep = run.tp or 1, run.pp or 1, run.cp or 1, run.ep or 1
+    assert run.n_gpus is not None, "checked above"
+    dp, left = divmod(run.n_gpus, tp * pp * cp)
+    if left or not dp:
+        raise InvalidInputError(
+            f"tp({tp}) * pp({pp}) * cp({cp}) does not divide n_gpus={run.n_gpus}", where="n_gpus"
+        )
+    if not run.moe_experts:
+        return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": 1, "etp": 1}
+    stage = tp * cp * dp
+    if stage % ep:
+        raise InvalidInputError(
+            f"ep({ep}) does not divide the {stage} ranks of a stage", where="ep"
+        )
+    split = tp > 1 and "experts_whole" not in run.facts and stage % (ep * tp) == 0
+    etp = tp if split else 1
+    if tp > 1 and "experts_whole" not in run.facts:
+        said.append(f"expert tensor parallelism is not printed: {etp}, Megatron's default of tp")
+    return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "etp": etp}
+
+
+def _gpu(run: Run) -> GpuModel:
+    """Return the GPU that the column names: with brackets, without, or on an SXM board."""
+    bare = run.gpu.partition("(")[0].strip()
+    for name in (run.gpu, bare, f"{bare} SXM"):
+        with suppress(UnknownNameError):
+            return gpu_model(name)
+    return gpu_model(run.gpu)
+
+
+def _device(gpu: GpuModel, precision: str) -> Device:
+    """Return the bundled device, or one of the GPU's data sheet."""
+    if gpu.device is not None:
+        return device(gpu.device)
+    return custom_device(
+        name=gpu.name,
+        memory_bytes=usable_bytes(gpu),
+        memory_bytes_per_s=gpu.memory_bytes_per_s,
+        peak_flop_per_s=gpu.peak_flop_per_s,
+        source=gpu.source,
+    )
+
+
+def _fabric(run: Run, gpu: GpuModel) -> Fabric:
+    """Return the cluster that the columns describe."""
+    assert run.n_gpus is not None, "checked by _degrees"
+    per_node = min(run.gpus_per_node or 8, run.n_gpus)
+    nodes = -(-run.n_gpus // per_node)
+    fabric = _compiled(
+        Machine(
+            gpu=gpu.name,
+            library=None,
+            plugin=None,
+            num_nodes=nodes,
+            gpus_per_node=max(per_node, run.gpus_per_node or per_node),
+            num_gpus=per_node if nodes > 1 else max(per_node, run.gpus_per_node or per_node),
+            intra_kind=joint_of(gpu),
+            intra_bytes_per_s=None,
+            nics_per_node=run.nics_per_node,
+            nic_bytes_per_s=run.nic_bytes_per_s,
+        )
+    )
+    return replace(fabric, num_gpus=run.n_gpus)
+
+
+def joint_of(gpu: GpuModel) -> str:
+    """Return what joins the GPUs of a node, as tables of machines call it: the usual board's."""
+    if gpu.link_kind == "xgmi":
+        return "xgmi"
+    if gpu.link_kind is None or not gpu.is_switched:
+        return "pcie"
+    return "nvl_domain" if gpu.is_coherent else "nvswitch"
+
+
+@cache
+def _compiled(machine: Machine) -> Fabric:
+    return compile_fabric(machine_document(machine))
+
+
+# -------------------------------------------------------------------------------- the model
+
+
+def _model(run: Run, tp: int, said: list[str]) -> ModelSpec:
+    """Return the shape that the columns describe.
+
+    A feed-forward of four hidden sizes is GPT's: two matrices, layer norms, embeddings tied to the
+    head. Others are gated, with norms by root mean square and a head of its own.
+    """
+    assert run.hidden is not None, "checked by _degrees"
+    assert run.layers is not None, "checked by _degrees"
+    for name in model_names():
+        if _has_shape(bundled := load_model(name), run):
+            return bundled.model_copy(update={"name": run.model or name})
+    width = run.ffn_hidden or 4 * run.hidden
+    is_gpt = width == 4 * run.hidden and not run.moe_experts
+    said.append(
+        "two feed-forward matrices, tied embeddings: the width is 4 hidden"
+        if is_gpt
+        else "three feed-forward matrices, embeddings not tied: the width is not 4 hidden"
+    )
+    if run.vocab is None:
+        said.append(f"vocab is not printed: {_GPT2_VOCABULARY:,}")
+    experts = None
+    moe_layers: tuple[int, ...] = ()
+    if run.moe_experts:
+        _needed(run, "moe_topk")
+        assert run.moe_topk is not None, "checked above"
+        inner = run.moe_ffn_hidden or width
+        experts = MixtureOfExperts(
+            num_experts=run.moe_experts,
+            top_k=run.moe_topk,
+            expert_hidden_size=inner,
+            shared_hidden_size=inner * (run.moe_shared_experts or 0),
+        )
+        dense = 3 if "three_dense_layers" in run.facts else 0
+        moe_layers = tuple(range(dense, run.layers))
+    return ModelSpec(
+        name=run.model or "published run",
+        source="columns of the table",
+        num_layers=run.layers,
+        hidden_size=run.hidden,
+        vocab_size=run.vocab or _GPT2_VOCABULARY,
+        attention=_attention(run, tp, said),
+        feed_forward=FeedForward(hidden_size=width, gated=not is_gpt),
+        experts=experts,
+        moe_layers=moe_layers,
+        norm="layer" if is_gpt else "rms",
+        tied_embeddings=is_gpt,
+    )
+
+
+def _has_shape(model: ModelSpec, run: Run) -> bool:
+    """Return whether every printed size is that of a bundled model."""
+    a, moe = model.attention, model.experts
+    asked = {
+        "layers": model.num_layers,
+        "hidden": model.hidden_size,
+        "ffn_hidden": model.feed_forward.hidden_size,
+        "heads": a.num_heads,
+        "kv_heads": a.num_kv_heads if isinstance(a, Attention) else a.num_heads,
+        "vocab": model.vocab_size,
+        "moe_experts": moe.num_experts if moe else 0,
+        "moe_ffn_hidden": moe.expert_hidden_size if moe else 0,
+    }
+    return all((getattr(run, name) or 0) == size for name, size in asked.items())
+
+
+def _attention(run: Run, tp: int, said: list[str]) -> Attention | LatentAttention:
+    assert run.hidden is not None, "checked by _degrees"
+    heads = run.heads
+    if heads is None:
+        hidden = run.hidden
+        fitting = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
+        if not fitting:
+            raise InvalidInputError("heads not given", where="heads")
+        heads = min(fitting, key=lambda n: abs(hidden / n - 128))
+        said.append(f"heads are not printed: {heads}, of about 128")
+    if "latent_attention" in run.facts:
+        said.append("latent attention has the ranks and widths of DeepSeek-V3's")
+        return LatentAttention(num_heads=heads, **_LATENT)
+    dim, rest = divmod(run.hidden, heads)
+    if rest or (run.kv_heads not in (None, heads) and dim not in _HEAD_DIMS):
+        dim = min((d for d in _HEAD_DIMS if d >= dim), default=dim)
+        said.append(f"hidden / heads is no head dimension: {dim}")
+    return Attention(num_heads=heads, num_kv_heads=run.kv_heads or heads, head_dim=dim)
+
+
+# ----------------------------------------------------------------------------- how it is trained
+
+
+def _training(
+    run: Run,
+    model: ModelSpec,
+    gpu: GpuModel,
+    habits: list[_Habit],
+    degrees: Mapping[str, int],
+    said: list[str],
+) -> TrainingSpec:
+    fields: dict[str, Any] = {}
+    for habit in reversed(habits):
+        fields |= habit.training
+    precision = _PRECISIONS.get(run.precision, run.precision)
+    if not precision:
+        precision = "fp16" if gpu.architecture == "volta" else "bf16"
+        said.append(f"precision is not printed: {precision}")
+    is_megatron = "megatron" in run.framework.lower()
+    if precision == "fp16" and is_megatron:
+        fields.setdefault("main_grads", "both")
+    if "fp32_accumulation" in run.facts:
+        fields["main_grads"] = "both"
+    fields |= _kernels(run, model, gpu, said)
+    if "optimizer_on_cpu" in run.facts:
+        fields["offload"] = ("gradients", "optimizer")
+    if run.offloaded_layers:
+        fields |= {"offload": ("activations",), "offload_layers": run.offloaded_layers}
+    if model.experts is not None and "capacity_factor_1" in run.facts:
+        fields["expert_capacity"] = {"factor": 1.0}
+    batch = run.global_batch
+    if batch is None:
+        batch = degrees["dp"] * (run.micro_batch or 1) * 4 * degrees["pp"]
+        said.append(f"global_batch is not printed: {batch:,}, four micro-batches per stage")
+    assert run.seq_len is not None, "checked by _degrees"
+    return TrainingSpec.model_validate(
+        {"global_batch_size": batch, "seq_len": run.seq_len, "precision": precision, **fields}
+    )
+
+
+def _kernels(run: Run, model: ModelSpec, gpu: GpuModel, said: list[str]) -> dict[str, Any]:
+    """Return whether scores are stored and dropout masks kept, where the notes do not say.
+
+    Megatron's fused attention came with Transformer Engine, on Hopper; before, a GPT stored its
+    scores and had dropout of 0.1, its default.
+    """
+    framework = run.framework.lower()
+    is_gpt = not model.feed_forward.gated and model.experts is None
+    is_old = gpu.architecture in _OLD_GPUS
+    dropout = is_gpt and is_old and ("megatron" in framework or "paddle" in framework)
+    stored = is_gpt and is_old and "megatron" in framework
+    if stored and "fused_attention" not in run.facts:
+        said.append("attention is not fused, with dropout: a GPT by Megatron before Hopper")
+        return {"fused_attention": False, "dropout": True}
+    return {"dropout": True} if dropout else {}
+
+
+def _zero_stage(run: Run, dp: int, said: list[str]) -> int:
+    if run.zero_or_fsdp == "hsdp":
+        return 3
+    if run.zero_or_fsdp in ("0", "1", "2", "3"):
+        return int(run.zero_or_fsdp)
+    if run.zero_or_fsdp:
+        raise InvalidInputError(
+            f"zero_or_fsdp={run.zero_or_fsdp!r} must be one of 0, 1, 2, 3, hsdp",
+            where="zero_or_fsdp",
+        )
+    if dp > 1:
+        said.append("zero_or_fsdp is not printed: 1, a distributed optimizer")
+    return 1
+
+
+def _sequence_parallel(run: Run, tp: int, habits: list[_Habit], said: list[str]) -> bool:
+    if tp == 1:
+        return False
+    if run.sequence_parallel:
+        return run.sequence_parallel == "true"
+    usual = bool(run.moe_experts) or any(habit.sequence_parallel for habit in habits)
+    said.append(f"sequence_parallel is not printed: {'on' if usual else 'off'}")
+    return usual
+
+
+def _pipeline(
+    run: Run, model: ModelSpec, training: TrainingSpec, pp: int, said: list[str]
+) -> tuple[int, ScheduleName, SplitTable]:
+    """Return chunks per rank, the schedule, and the split of the layers."""
+    chunks = run.vpp or 1 if pp > 1 else 1
+    if run.schedule == "interleaved" and pp > 1 and chunks == 1:
+        chunks = next((v for v in (2, 3, 4) if model.num_layers % (pp * v) == 0), 1)
+        said.append(f"vpp is not printed: {chunks}")
+    schedule: ScheduleName = "none"
+    if pp > 1:
+        if run.schedule and run.schedule not in _SCHEDULES:
+            raise InvalidInputError(f"schedule {run.schedule!r} is not known", where="schedule")
+        usual = "interleaved" if chunks > 1 else "1f1b"
+        schedule = _SCHEDULES[run.schedule or usual]
+        if schedule in ("1f1b", "interleaved_1f1b"):
+            schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
+    kinds, stages = layer_kinds(model), pp * chunks
+    costs: dict[BlockKind, float] = {
+        kind: block_flop_per_token(model, kind, training.seq_len)
+        for kind in ("embedding", "head", *set(kinds))
+    }
+    counted = run.facts & {"ends_hold_one_layer_less", "ends_count_as_layers"}
+    if counted or (len(kinds) % stages and (len(kinds) + 2) % stages == 0):
+        layers = _with_short_ends(len(kinds), stages)
+        said.append("embedding and head count as a layer each")
+    elif stages > len(kinds):
+        raise InvalidInputError(
+            f"{len(kinds)} layers do not fill pp({pp}) * vpp({chunks}) = {stages} stages",
+            where="pp",
+        )
+    else:
+        layers = balanced_layers([1.0] * len(kinds), stages)
+    if pp == 1:
+        return (
+            1,
+            schedule,
+            split_table(kinds, [(1, 1)], costs, num_mtp_modules=model.num_mtp_modules),
+        )
+    return chunks, schedule, splits_of(kinds, [(pp, chunks)], [layers], model.num_mtp_modules)
+
+
+def _with_short_ends(num_layers: int, stages: int) -> tuple[int, ...]:
+    """Return layers per stage, where embedding and head take the place of one.
+
+    >>> _with_short_ends(6, 4), _with_short_ends(2, 4)
+    ((1, 2, 2, 1), (0, 1, 1, 0))
+    """
+    if num_layers + 2 == stages:
+        return (0, *[1] * num_layers, 0)
+    return balanced_layers([1.0] * num_layers, stages, first_extra=1, last_extra=1)
+
+
+def _with_recompute(
+    run: Run, problem: Problem, candidate: Candidates, said: list[str]
+) -> Candidates:
+    """Return the candidate with the printed mode, or the least that fits where none is printed.
+
+    What torch's users call selective recomputes some of the layers, and how many is not printed:
+    every second, as torchtitan does by default, or more.
+    """
+    is_torch = re.search("fsdp|torchtitan|torchtune", run.framework.lower())
+    of_layers = run.recompute == "selective" and is_torch
+    if run.recompute in RECOMPUTE_MODES and not of_layers:
+        return candidate.with_recompute(run.recompute)
+    if run.recompute not in ("", *RECOMPUTE_MODES):
+        raise InvalidInputError(
+            f"recompute={run.recompute!r} must be one of {', '.join(RECOMPUTE_MODES)}",
+            where="recompute",
+        )
+    some = fewest_recomputed(problem, candidate)
+    tried = {
+        "none": candidate.with_recompute("none"),
+        "selective": candidate.with_recompute("selective"),
+        f"{'' if not len(some) else int(some.recompute_layers[0])} layers of every stage": some,
+        "full": candidate.with_recompute("full"),
+    }
+    if of_layers:
+        half = -(
+            -problem.model.num_layers // (2 * int(candidate.pp[0] * candidate.virtual_stages[0]))
+        )
+        every_second = replaced(candidate.with_recompute("full"), recompute_layers=np.array([half]))
+        tried = {"every second layer": every_second} | tried
+        del tried["none"], tried["selective"]
+    capacity = problem.capacity_bytes
+    fitting = [
+        name
+        for name, found in tried.items()
+        if len(found) and peak_memory_bytes(problem, found)[0] <= capacity
+    ]
+    least = fitting[0] if fitting else "full"
+    unsaid = "how many layers are recomputed" if of_layers else "recompute"
+    said.append(f"{unsaid} is not printed: {least}, the least that fits")
+    return tried[least]
