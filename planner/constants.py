@@ -18,6 +18,7 @@ __all__ = [
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
     "HOST_MEMORY_BYTES_PER_S",
+    "LAUNCH_S",
     "LOOPBACK_SENDER_CORES",
     "MEMORY_PASSES",
     "MESSAGE_ISSUE_S",
@@ -175,6 +176,27 @@ SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
         1.0, "1", "gemm, attention", 0.1, "the device's figures are those of cores at full load"
     ),
     "": Constant(0.75, "1", "gemm, attention", 0.1, "assumed as on H100"),
+}
+# What the host needs to issue one kernel of the list of ops, with the small ones around it that the
+# list leaves out (views, casts, rotations).
+LAUNCH_S: Final[dict[str, Constant]] = {
+    "eager": Constant(
+        10e-6,
+        "s",
+        "launch",
+        0.5,
+        "a decoder layer with nothing to compute takes torch 2.13 180 us forward and 240 backward "
+        "on one core of a 2-core virtual x86 machine (24 layers of width 32, 4 tokens), for 10 and "
+        "17 kernels: 14 to 18 us each; assumed 8 on a server's cores, and 2 for the launch itself",
+    ),
+    "cuda_graph": Constant(
+        1e-9,
+        "s",
+        "launch",
+        1.0,
+        "a captured graph is launched in about 2.5 us, and 1 ns a node (NVIDIA, Constant Time "
+        "Launch for Straight-Line CUDA Graphs, 2024)",
+    ),
 }
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"

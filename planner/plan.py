@@ -46,6 +46,7 @@ __all__ = [
     "ExpertLoad",
     "Framework",
     "Interval",
+    "Launch",
     "Layout",
     "LevelFit",
     "MeasuredCurve",
@@ -153,6 +154,8 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
 # backward = gradients of the inputs; "step" ops happen once per optimizer step.
+# How a rank issues its kernels: one by one, or as graphs that it captured.
+Launch = Literal["eager", "cuda_graph"]
 # Of matrix products; below 16 bits, weights and activations are stored in bf16 and cast for them.
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "fp64"]
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
@@ -310,6 +313,11 @@ class TrainingSpec(Document):
         default=None,
         exclude_if=lambda load: load is None,
         description="of a model with experts; null = even",
+    )
+    launch: Launch = Field(
+        default="eager",
+        exclude_if=lambda how: how == "eager",
+        description="how kernels are issued: one by one, or as captured graphs",
     )
     packing: Packing | None = Field(
         default=None,
@@ -666,6 +674,7 @@ class Breakdown(Document):
     pp_exposed_s: Seconds
     bubble_s: Seconds
     optimizer_s: Seconds
+    launch_s: Seconds = Field(default=0.0, description="the device waits for the host's launches")
     host_s: Seconds
 
     def total_s(self) -> float:

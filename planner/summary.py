@@ -347,6 +347,8 @@ def _training_arguments(plan: Plan) -> Iterator[str]:
     yield f"--global-batch-size {training.global_batch_size}"
     yield f"--seq-length {training.seq_len}"
     yield f"--optimizer {'adam' if training.optimizer == 'adamw' else training.optimizer}"
+    if training.launch == "cuda_graph":
+        yield "--cuda-graph-impl local"
     low = {"fp8": "--fp8-format hybrid", "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8"}
     low["nvfp4"] = "--fp4-format e2m1 --fp4-recipe nvfp4"
     if training.precision == "bf16" or training.precision in low:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.constants import SUSTAINED_CLOCK
+from planner.constants import LAUNCH_S, SUSTAINED_CLOCK
 from planner.cost.collectives import Choice, choose, legal_methods
 from planner.cost.offload import host_copy_s
 from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS
@@ -19,7 +19,15 @@ from planner.cost.sharing import (
     moved_bytes,
     needs_no_processor,
 )
-from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, MemoryBound, Op
+from planner.cost.work import (
+    AttentionCore,
+    Communication,
+    Gemm,
+    HostCopy,
+    Launches,
+    MemoryBound,
+    Op,
+)
 from planner.frameworks import overlaps_data_parallel
 from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
@@ -101,6 +109,11 @@ def _timed(
             chosen[key] = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         choice = chosen[key]
         return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
+    if isinstance(op, Launches):
+        # a CPU runs what it issues: its kernels' times hold that
+        each = LAUNCH_S[problem.training.launch].value * (problem.fabric.cores_per_node is None)
+        once = op.num_kernels * each
+        return Timed(op, once, once * op.repeats)
     if isinstance(op, HostCopy):
         copied = host_copy_s(problem, op)
         return Timed(op, copied, copied * op.repeats)
@@ -139,8 +152,8 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
     device, precision = problem.device, problem.training.precision
     if isinstance(op, MemoryBound):
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
-        return memory_bound_s(device, op.num_bytes) * scale
-    clock = SUSTAINED_CLOCK.get(device.name, SUSTAINED_CLOCK[""]).value
+        return memory_bound_s(device, op.num_bytes, op.num_kernels) * scale
+    clock = SUSTAINED_CLOCK.get(device.tables or device.name, SUSTAINED_CLOCK[""]).value
     if isinstance(op, Gemm) and op.experts is not None:
         once = grouped_gemm_s(
             device,

@@ -22,6 +22,7 @@ from planner.cost.work import (
     RANK_COLUMNS,
     Communication,
     HostCopy,
+    Launches,
     block_work,
     rank_work,
     stage_send,
@@ -39,8 +40,9 @@ CHUNK_ROWS: Final = 8192
 
 _FOLD_COLUMNS: Final = (*BLOCK_COLUMNS, "split", "recompute_layers", "virtual_stages")
 # Where an exposed second is booked; etp belongs to the experts.
-_PARTS: Final = ("compute", "tp", "cp", "ep")
+_PARTS: Final = ("compute", "tp", "cp", "ep", "launch")
 _COMPUTE: Final = 0
+_LAUNCH: Final = _PARTS.index("launch")
 _ENDS: Final = [BLOCK_KINDS.index("embedding"), BLOCK_KINDS.index("head")]
 _BACKWARD: Final = 1
 _PHASES: Final = {"forward": 0, "recompute": 2}
@@ -59,6 +61,7 @@ class Priced:
     pp_exposed_s: Column
     bubble_s: Column
     optimizer_s: Column
+    launch_s: Column
     host_s: Column
 
     def step_time_s(self) -> Column:
@@ -125,6 +128,7 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
     m = candidate.num_micro_batches
     # ranks that share cores: what a second of compute becomes in the step
     stretched = price(problem, candidate).compute_s / (m * folded.slowest[:, :, _COMPUTE].sum())
+    waits = _waiting_share(problem, candidate, folded)
     first_rank = problem.splits.first_rank
     slowest = first_rank[candidate.split, folded.profile]
     fullest = first_rank[candidate.split, fullest_profile(*rank_parameters(problem, candidate))]
@@ -134,7 +138,9 @@ def timed_ops(problem: Problem, candidate: Candidates) -> list[Exposed]:
             times = folded.counts[:, index] * m
             if timed.op.phase == "recompute":
                 times = times * folded.redone
-            if not isinstance(timed.op, Communication):
+            if isinstance(timed.op, Launches):
+                exposed = exposed * waits[int(timed.op.phase != "forward")]
+            elif not isinstance(timed.op, Communication):
                 exposed = exposed * stretched
             found.append(Exposed(timed, kind, slowest, timed.op.repeats * times, exposed * times))
     ends = folded.counts[:, _ENDS].sum(axis=1)
@@ -186,13 +192,14 @@ def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
 def _block_table(problem: Problem, c: Candidates) -> Column:
     """Return exposed seconds per micro-batch, shape [rows, kinds, phases, parts].
 
-    Phases are forward, backward, and what is recomputed for the backward.
+    Phases are forward, backward, and what is recomputed for the backward. Launches are all that the
+    host issues; what of them counts, ``_launches_exposed`` says of a whole pass.
     """
     table = np.zeros((len(c), len(BLOCK_KINDS), 3, len(_PARTS)))
     for index, kind in _kinds(problem):
         for timed, exposed in _timed_block(problem, c, kind):
             cell = table[:, index, _PHASES.get(timed.op.phase, _BACKWARD)]
-            part = "compute"
+            part = "launch" if isinstance(timed.op, Launches) else "compute"
             if isinstance(timed.op, Communication):
                 part = _PART_OF_AXIS[timed.op.axis]
             cell[:, _PARTS.index(part)] += exposed
@@ -234,17 +241,56 @@ def _fold(problem: Problem, c: Candidates) -> _Folded:
     splits = problem.splits
     counts = splits.counts[c.split]
     spared = counts * (1 - recomputed_share(c, counts))[:, :, None]
-    per_rank = np.einsum("rpk,rk->rp", counts, table.sum(axis=(2, 3)))
-    per_rank -= np.einsum("rpk,rk->rp", spared, again.sum(axis=2))
-    profile = np.argmax(per_rank, axis=1)
+    profile = np.argmax(_pass_seconds(table, again, counts, spared).sum(axis=2), axis=1)
     rows = np.arange(len(c))
     chosen = counts[rows, profile]
     blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
     slowest = np.einsum("rk,rkdq->rdq", chosen, table)
     slowest[:, _BACKWARD] -= np.einsum("rk,rkq->rq", spared[rows, profile], again)
-    total = np.einsum("rk,rkdq->rq", blocks, table)
-    total -= np.einsum("rpk,rp,rkq->rq", spared, splits.multiplicity[c.split], again)
-    return _Folded(profile, chosen, slowest, total, recomputed_share(c, chosen))
+    total = np.einsum("rk,rkdq->rdq", blocks, table)
+    total[:, _BACKWARD] -= np.einsum("rpk,rp,rkq->rq", spared, splits.multiplicity[c.split], again)
+    for passes in (slowest, total):
+        passes[:, :, _LAUNCH] = _launches_exposed(passes)
+    return _Folded(profile, chosen, slowest, total.sum(axis=1), recomputed_share(c, chosen))
+
+
+def _waiting_share(problem: Problem, candidate: Candidates, folded: _Folded) -> list[float]:
+    """Return what counts of the launches of one candidate's forward, and of its backward."""
+    issued = np.zeros(2)
+    for index, kind in _kinds(problem):
+        for timed, all_s in _timed_block(problem, candidate, kind):
+            if isinstance(timed.op, Launches):
+                share = folded.redone[0] if timed.op.phase == "recompute" else 1.0
+                direction = int(timed.op.phase != "forward")
+                issued[direction] += folded.counts[0, index] * all_s[0] * share
+    exposed = folded.slowest[0, :, _LAUNCH]
+    return [
+        float(one / whole) if whole else 0.0 for one, whole in zip(exposed, issued, strict=True)
+    ]
+
+
+def _pass_seconds(table: Column, again: Column, counts: Column, spared: Column) -> Column:
+    """Return seconds of every profile's passes, launches with them, [rows, profiles, passes]."""
+    passes = []
+    for direction in (0, _BACKWARD):
+        run, issued = table[:, :, direction, :_LAUNCH].sum(axis=2), table[:, :, direction, _LAUNCH]
+        seconds_of = [np.einsum("rpk,rk->rp", counts, one) for one in (run, issued)]
+        if direction == _BACKWARD:
+            redone = again[:, :, :_LAUNCH].sum(axis=2), again[:, :, _LAUNCH]
+            seconds_of = [
+                one - np.einsum("rpk,rk->rp", spared, less)
+                for one, less in zip(seconds_of, redone, strict=True)
+            ]
+        passes.append(np.maximum(*seconds_of))
+    return np.stack(passes, axis=2)
+
+
+def _launches_exposed(passes: Column) -> Column:
+    """Return what of all launches of a pass [..., parts] is not hidden by what the device does.
+
+    The host issues ahead of the device: the longer of both counts.
+    """
+    return np.maximum(0.0, passes[..., _LAUNCH] - passes[..., :_LAUNCH].sum(axis=-1))
 
 
 # -------------------------------------------------------------------------------- per step
@@ -339,5 +385,6 @@ def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Tim
         pp_exposed_s=booked["pp"],
         bubble_s=np.where(c.pp > 1, np.maximum(0.0, loop - compute - m * waiting - filled), 0.0),
         optimizer_s=booked["optimizer"],
+        launch_s=m * slowest[:, _LAUNCH],
         host_s=np.full(len(c), problem.host_overhead_s),
     )

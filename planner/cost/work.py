@@ -69,6 +69,7 @@ __all__ = [
     "Experts",
     "Gemm",
     "HostCopy",
+    "Launches",
     "MemoryBound",
     "Op",
     "block_work",
@@ -133,6 +134,9 @@ _BETWEEN_HALVES: Final = ("attention_tp_scatter", "attention_tp_reduce", "ffn_tp
 # What the forward alone does: backward and recompute know from it which rows go where.
 _FORWARD_ONLY: Final = "ep_counts"
 _COUNT_BYTES: Final = 8  # int64
+# Row sums of the output's gradient, the products, and the sum of the query's gradient
+# (FlashAttention-2, arXiv 2307.08691, algorithm 2).
+_ATTENTION_BACKWARD_KERNELS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +188,13 @@ class AttentionCore:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
-    """Element-wise work: ``num_bytes`` read and written."""
+    """Element-wise work: ``num_bytes`` read and written, in one kernel or a few."""
 
     name: str
     phase: Phase
     repeats: Column
     num_bytes: Column
+    num_kernels: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +232,17 @@ class HostCopy:
     phase: Phase = "step"
 
 
-Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication | HostCopy
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """What the host issues for the kernels of one phase of a block, beside which they run."""
+
+    name: str
+    phase: Phase
+    repeats: Column
+    num_kernels: Column
+
+
+Op: TypeAlias = Gemm | AttentionCore | MemoryBound | Communication | HostCopy | Launches
 
 
 def block_work(
@@ -241,6 +256,13 @@ def block_work(
         kind: Of the block.
         skew: Rows of the hottest expert rank over the mean; None is what the request expects.
     """
+    ops = _block_ops(problem, c, kind, skew)
+    return [*ops, *_launches(c, ops)]
+
+
+def _block_ops(
+    problem: Problem, c: Candidates, kind: BlockKind, skew: Column | float | None
+) -> list[Op]:
     once = np.ones(len(c))
     if kind == "embedding":
         return _embedding(problem, c, once)
@@ -261,6 +283,21 @@ def block_work(
     if kind == "mtp":  # the next token's embedding, and the shared head
         return [*_embedding(problem, c, once), *layer, *_head(problem, c, once)]
     return layer
+
+
+def _launches(c: Candidates, ops: Iterable[Op]) -> list[Op]:
+    """Return what the host issues, for each phase that a pass runs through; calls left out."""
+    counts: dict[Phase, Column] = {}
+    for op in ops:
+        if isinstance(op, Gemm | AttentionCore | MemoryBound):
+            phase = "backward" if op.phase == "weight_gradient" else op.phase
+            number = 1
+            if isinstance(op, MemoryBound):
+                number = op.num_kernels
+            elif isinstance(op, AttentionCore) and phase == "backward":
+                number = _ATTENTION_BACKWARD_KERNELS
+            counts[phase] = counts.get(phase, np.zeros(len(c))) + number * op.repeats
+    return [Launches("launch", phase, 1.0 * (n > 0), n) for phase, n in counts.items()]
 
 
 def tokens(problem: Problem, c: Candidates) -> Column:
@@ -516,7 +553,7 @@ def _moe_forward(problem: Problem, c: Candidates, once: Column, skew: Column | f
         Communication("etp_scatter", "forward", several_etp, "etp", "reduce_scatter", sent * c.etp),
         Communication("ep_combine", "forward", once, "ep", "all_to_all", sent),
         # tokens are copied into expert order, and back weighted by their gate
-        MemoryBound("permute", "forward", once, 4 * own),
+        MemoryBound("permute", "forward", once, 4 * own, num_kernels=2),
     ]
     if moe.shared_mix != "sum":
         mixed = {"gate": 1, "coefficients": 2}[moe.shared_mix]
@@ -552,8 +589,8 @@ def _element_wise(
     residual = 4 if model.parallel_attention else 2 * 3
     norms = model.layer_norms + (model.experts is not None and model.experts.shared_norm)
     return [
-        MemoryBound("norms", "forward", once, norms * 2 * h * outside),
-        MemoryBound("residual", "forward", once, residual * h * outside),
+        MemoryBound("norms", "forward", once, norms * 2 * h * outside, num_kernels=norms),
+        MemoryBound("residual", "forward", once, residual * h * outside, num_kernels=2),
         MemoryBound("activation", "forward", once, per_element * width * inside),
         MemoryBound("expert_activation", "forward", once, per_element * routed),
     ]

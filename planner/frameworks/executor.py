@@ -32,7 +32,7 @@ STOPS_RECOMPUTE_EARLY: Final = True
 _FIXED: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
-    *("offload", "offload_layers", "offload_to"),
+    *("offload", "offload_layers", "offload_to", "launch"),
 )
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 

@@ -11,7 +11,7 @@ from planner.cost.defaults import chooses_knowingly, library_default, library_me
 from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
 from planner.cost.traffic import bytes_per_level, lower_bound_s
-from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, MemoryBound
+from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, Launches, MemoryBound
 from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
@@ -289,6 +289,8 @@ def _timed_op(best: Candidates, exposed: Exposed) -> TimedOp:
             )
         case MemoryBound() | HostCopy():
             return TimedOp(**common, memory_bytes=float(op.num_bytes[0]))
+        case Launches():
+            return TimedOp(**common)
         case Gemm() | AttentionCore():
             return TimedOp(**common, flop=float(op.flop[0]))
 

@@ -16,6 +16,7 @@ PART_LABELS: Final = {
     "pp_exposed_s": "stage sends",
     "bubble_s": "pipeline bubble",
     "optimizer_s": "optimizer",
+    "launch_s": "kernel launches",
     "host_s": "host",
 }
 

@@ -297,7 +297,7 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
         "expert_load", "packing", "master_weights", "moments", "foreach_optimizer",
         "fused_attention", "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers",
-        "offload", "offload_layers", "offload_to",
+        "offload", "offload_layers", "offload_to", "launch",
     }  # fmt: skip
     assert set(ModelSummary.model_fields) == {
         "name", "num_layers", "hidden_size", "vocab_size", "num_params", "num_active_params",

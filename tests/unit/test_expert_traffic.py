@@ -35,7 +35,7 @@ from planner.cost.expert_traffic import (
 )
 from planner.cost.memory import memory
 from planner.cost.step import price
-from planner.cost.work import block_work
+from planner.cost.work import Launches, block_work
 from planner.documents import validated
 from planner.errors import InvalidInputError
 from planner.layout.groups import lay_group
@@ -202,6 +202,8 @@ def test_the_hottest_rank_decides_about_exchanges_and_experts_and_nothing_else()
         *(block_work(on_eight(asked), rows, "moe") for asked in (None, load(*HOT))), strict=True
     )
     for was, now in pairs:
+        if isinstance(was, Launches):
+            continue
         size = next(name for name in ("size_bytes", "flop", "num_bytes") if hasattr(was, name))
         scaled = skew if was.name in SCALED else 1
         assert getattr(now, size) == pytest.approx(getattr(was, size) * scaled), was.name

@@ -10,6 +10,7 @@ import pytest
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.cost.step import mean_compute_s, price, timed_ops
+from planner.cost.work import Launches
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.frameworks import rules_for
 from planner.layout.candidates import (
@@ -128,7 +129,7 @@ def test_timed_ops_add_up_to_the_breakdown() -> None:
         for index in range(0, len(many), max(1, len(many) // 25)):
             one = many.take(np.array([index]))
             priced = price(base, one)
-            parts = dict.fromkeys(("compute", "tp", "cp", "ep", "dp", "pp"), 0.0)
+            parts = dict.fromkeys(("compute", "tp", "cp", "ep", "dp", "pp", "launch"), 0.0)
             for op in timed_ops(base, one):
                 axis = getattr(op.timed.op, "axis", None)
                 part = {
@@ -139,7 +140,9 @@ def test_timed_ops_add_up_to_the_breakdown() -> None:
                     "ep": "ep",
                     "etp": "ep",
                 }
-                parts[part.get(axis, "dp")] += float(op.exposed_s[0])
+                is_launch = isinstance(op.timed.op, Launches)
+                parts["launch" if is_launch else part.get(axis, "dp")] += float(op.exposed_s[0])
+            assert parts["launch"] == pytest.approx(priced.launch_s[0], rel=1e-9, abs=1e-12)
             assert parts["compute"] == pytest.approx(
                 priced.compute_s[0] + priced.optimizer_s[0], rel=1e-9
             )

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from planner.constants import COLLECTIVE_LAUNCH_S
+from planner.constants import COLLECTIVE_LAUNCH_S, LAUNCH_S
 from planner.cost.problem import Problem
 from planner.cost.step import Priced, mean_compute_s, price, timed_ops
 from planner.cost.work import Communication
+from planner.hardware.devices import device
 from planner.layout.candidates import Candidates
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec, Window
@@ -175,6 +176,37 @@ def test_exposed_seconds_are_booked_to_their_axis(
 ) -> None:
     found = price(problem(model), row(num_micro_batches=2, **degrees))
     assert booked(found) == {"compute_s", "optimizer_s", *parts}
+
+
+# --------------------------------------------------------------------------------- launches
+
+
+def launch_s(seq_len: int, **training: Any) -> float:
+    """Return what a step of one GPU waits for launches."""
+    base = problem("example-gpt", seq_len=seq_len, global_batch_size=1, **training)
+    return part(base, row(), "launch_s")
+
+
+def test_layers_with_little_to_compute_wait_for_the_host() -> None:
+    """As if nothing but launches took time: 8 layers, embedding and head."""
+    assert launch_s(64) > 0.5 * LAUNCH_S["eager"].value * 8 * (10 + 17)
+    assert launch_s(64) > launch_s(512) > launch_s(4096) == 0
+
+
+def test_captured_graphs_take_the_launches_away() -> None:
+    assert launch_s(64, launch="cuda_graph") == 0
+
+
+def test_cores_run_what_they_issue() -> None:
+    on = fabric(1, gpus_per_node=1, cores_per_node=1, library="gloo", device="cpu-core")
+    base = problem("example-gpt", seq_len=64, global_batch_size=1, precision="fp32", on=on)
+    assert part(replace(base, device=device("cpu-core")), row(), "launch_s") == 0
+
+
+def test_recomputed_layers_are_issued_again() -> None:
+    base = problem("example-gpt", seq_len=64, global_batch_size=1)
+    plain, again = (part(base, row(recompute=mode), "launch_s") for mode in ("none", "full"))
+    assert plain < again < 1.6 * plain
 
 
 # ----------------------------------------------------------------------------- host, scales
