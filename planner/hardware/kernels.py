@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from planner.hardware.devices import Device
 from planner.hardware.kernel_tables import attention_surfaces, gemm_surface
 from planner.hardware.roofline import attention_model_s, gemm_model_s, memory_bound_s
-from planner.hardware.surfaces import between
+from planner.hardware.surfaces import weights_between
 from planner.plan import Precision
 
 __all__ = ["attention_s", "gemm_s", "grouped_gemm_s", "memory_bound_s"]
@@ -117,8 +117,13 @@ def attention_s(
         return seconds
     shape = np.stack([_logarithm(x).ravel() for x in (batch, num_heads, num_kv_heads)], axis=1)
     position = _logarithm(seq_len).ravel()
-    at_dims = np.stack([surface(position, shape) for surface in surfaces], axis=1)
-    logarithm = between(np.log2(head_dims), at_dims, _logarithm(head_dim).ravel())
+    logarithm = np.zeros(len(position))
+    for surface, weight in zip(
+        surfaces, weights_between(np.log2(head_dims), _logarithm(head_dim).ravel()), strict=True
+    ):
+        rows = weight > 0
+        if rows.any():
+            logarithm[rows] += weight[rows] * surface(position[rows], shape[rows])
     return seconds * np.exp(logarithm).reshape(seconds.shape)
 
 

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Smoothness", "Surface", "between", "fit_surface"]
+__all__ = ["Smoothness", "Surface", "fit_surface", "weights_between"]
 
 Array = NDArray[np.float64]
 
@@ -86,9 +86,10 @@ class Surface:
         Every distinct row of coordinates is looked up once.
         """
         inside = np.clip(coordinates, self.low, self.high)
-        distinct, rows = np.unique(inside, axis=0, return_inverse=True)
-        at_slices = self._at_slices(distinct)[rows.reshape(-1)]
-        return between(self.positions, at_slices, position)
+        first, rows = _distinct(inside)
+        at_slices = self._at_slices(inside[first])[rows]
+        weights = np.stack(weights_between(self.positions, position), axis=1)
+        return np.asarray((at_slices * weights).sum(axis=1))
 
     def tabulated(self, axes: tuple[Array, ...]) -> Callable[[Array, Array], Array]:
         """Return the same as a table over ``axes``, linear between them: for many questions.
@@ -181,12 +182,26 @@ def _inverse_without(inverse: Array, row: int) -> Array:
     return reduced
 
 
-def between(positions: Array, at_slices: Array, position: Array) -> Array:
-    """Return [rows, positions] interpolated linearly at ``position`` [rows], held at both ends."""
+def weights_between(positions: Array, position: Array) -> list[Array]:
+    """Return how much each of ascending ``positions`` counts at ``position`` [rows].
+
+    Linear between two, the end beyond both ends; they add up to 1.
+    """
     below, share = _cell(positions, np.clip(position, positions[0], positions[-1]))
-    rows = np.arange(len(position))
-    last = np.minimum(below + 1, len(positions) - 1)
-    return at_slices[rows, below] * (1.0 - share) + at_slices[rows, last] * share
+    return [
+        np.where(below == number, 1.0 - share, np.where(below + 1 == number, share, 0.0))
+        for number in range(len(positions))
+    ]
+
+
+def _distinct(rows: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the first place of every distinct row, and which of these each row is."""
+    key = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:
+        values, codes = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + codes.reshape(-1), return_inverse=True)[1].reshape(-1)
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return first, number.reshape(-1)
 
 
 def _cell(axis: Array, values: Array) -> tuple[NDArray[np.intp], Array]:

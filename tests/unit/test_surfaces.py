@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.hardware.surfaces import Smoothness, between, fit_surface
+from planner.hardware.surfaces import Smoothness, fit_surface, weights_between
 
 SMOOTH = Smoothness(((0.1, 2.0, 2.0),), noise=1e-6)
 RNG = np.random.default_rng(7)
@@ -95,6 +95,10 @@ def test_the_order_of_measurements_does_not_matter(order: list[int]) -> None:
     assert one(position, at) == pytest.approx(other(position, at), abs=1e-9)
 
 
-def test_one_slice_alone_holds_everywhere() -> None:
-    at_slices = np.array([[1.0], [2.0]])
-    assert between(np.array([5.0]), at_slices, np.array([0.0, 9.0])).tolist() == [1.0, 2.0]
+def test_weights_are_linear_between_two_and_the_end_beyond_both() -> None:
+    one = weights_between(np.array([5.0]), np.array([0.0, 9.0]))
+    assert [weight.tolist() for weight in one] == [[1.0, 1.0]]
+    three = np.stack(
+        weights_between(np.array([1.0, 2.0, 4.0]), np.array([0.0, 1.0, 2.5, 4.0, 9.0]))
+    )
+    assert three.T.tolist() == [[1, 0, 0], [1, 0, 0], [0, 0.75, 0.25], [0, 0, 1], [0, 0, 1]]
