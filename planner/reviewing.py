@@ -65,7 +65,7 @@ def layout_problem(
     held = validated(Constraints, layout)
     tp, pp, cp = held.tp or 1, held.pp or 1, held.cp or 1
     if nodes is not None and topology is not None and held.dp is None and held.dp_shard is None:
-        dp = _ranks_left(model, topology, nodes, framework, tp * pp * cp)
+        dp = _ranks_left(model, topology, nodes, framework, training, tp * pp * cp)
     else:
         dp = held.dp or (held.dp_shard or 1) * (held.dp_replicate or 1)
     micro = held.micro_batch_size or 1
@@ -93,7 +93,14 @@ def _tuples(training: dict[str, Any]) -> dict[str, Any]:
     return {**training, "offload": [offload]} if isinstance(offload, str) else training
 
 
-def _ranks_left(model: Any, topology: Any, nodes: int, framework: str, taken: int) -> int:
+def _ranks_left(
+    model: Any,
+    topology: Any,
+    nodes: int,
+    framework: str,
+    training: dict[str, Any],
+    taken: int,
+) -> int:
     """Return the data-parallel degree that fills ``nodes``."""
     request = validated(
         PlanRequest,
@@ -102,7 +109,7 @@ def _ranks_left(model: Any, topology: Any, nodes: int, framework: str, taken: in
             "model": model,
             "framework": framework,
             "nodes": nodes,
-            "training": {"global_batch_size": 1, "seq_len": 128},
+            "training": {"global_batch_size": 1, **_tuples(training)},
         },
     )
     world = build_problem(resolve(request)).fabric.num_gpus
