@@ -1,6 +1,6 @@
 """Errors of kernel times on shapes that were left out of the measured tables.
 
-    python -m benchmarks.kernel_errors [--op gemm|attention|moe_layer] [--folds 8] [--device NAME]
+    python -m benchmarks.kernel_errors [--op OP] [--folds 8] [--device NAME] [--write]
 
 Every bundled table is cut into folds by shape: pairs of (n, k); combinations of batch, heads and
 key/value heads; of model, experts and ep. Each fold is predicted from the others, with all rows of
@@ -10,6 +10,7 @@ and kind: median, 90th percentile and bias; of products those of 1,024 rows and 
 
 import argparse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -48,23 +49,45 @@ POINTS: Final[dict[KernelOp, Callable[[Device, Columns], Points]]] = {
 }
 MIN_ROWS: Final = 1024
 SEED: Final = 0
+FOLDS: Final = 8
+
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "devices.md"
+BEGIN: Final = "<!-- kernel errors: begin -->\n"
+END: Final = "<!-- kernel errors: end -->"
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables; with --write put them into docs/devices.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--op", choices=SHAPES, action="append")
-    parser.add_argument("--folds", type=int, default=8)
+    parser.add_argument("--folds", type=int, default=FOLDS)
     parser.add_argument("--device", choices=device_names())
+    parser.add_argument(
+        "--write", action="store_true", help="the whole table, into docs/devices.md"
+    )
     arguments = parser.parse_args()
+    lines = []
     for op in arguments.op or SHAPES:
-        print(f"\n{op}: shapes left out, {arguments.folds} folds")
-        print(f"{'device':16} {'kind':16} {'rows':>6} {'median':>8} {'90th':>8} {'bias':>8}")
-        everything = []
-        for name, kind, ratio in left_out(op, arguments.folds, arguments.device):
-            print(f"{name:16} {kind:16} {summary(ratio)}", flush=True)
-            everything.append(ratio)
-        print(f"{'all':16} {'':16} {summary(np.concatenate(everything))}")
+        for line in table(op, arguments.folds, arguments.device):
+            lines.append(line)
+            print(line, flush=True)
+    if arguments.write:
+        before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after, "utf-8")
+
+
+def table(op: KernelOp, folds: int, only: str | None = None) -> Iterator[str]:
+    """Yield a Markdown table of one kind of kernel, line by line."""
+    yield ""
+    yield f"| {op} | kind | rows | median | 90th percentile | bias |"
+    yield "|---|---|---|---|---|---|"
+    everything = []
+    for name, kind, ratio in left_out(op, folds, only):
+        yield f"| {name} | {kind} | {summary(ratio)} |"
+        everything.append(ratio)
+    yield f"| **all** | | {summary(np.concatenate(everything))} |"
 
 
 def left_out(op: KernelOp, folds: int, only: str | None = None) -> Iterator[tuple[str, str, Array]]:
@@ -102,10 +125,10 @@ def predicted_over_measured(op: KernelOp, on: Device, columns: Columns, folds: i
 
 
 def summary(ratio: Array) -> str:
-    """Return count, median and 90th percentile error, and bias."""
+    """Return count, median and 90th percentile error, and bias, as cells."""
     error = np.abs(ratio - 1)
-    tail = np.percentile(error, 90)
-    return f"{len(ratio):6} {np.median(error):8.2%} {tail:8.2%} {np.median(ratio) - 1:8.2%}"
+    shown = [np.median(error), np.percentile(error, 90), np.median(ratio) - 1]
+    return " | ".join([f"{len(ratio):,}", *(f"{100 * value:.1f} %" for value in shown)])
 
 
 if __name__ == "__main__":

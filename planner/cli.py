@@ -51,6 +51,8 @@ from planner.cost.expert_strategies import (
 from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError, UnknownNameError
+from planner.hardware.devices import device as bundled_device
+from planner.hardware.devices import device_names
 from planner.hardware.kernel_tables import KernelOp
 from planner.hardware.protocols import protocols_by_key
 from planner.model.bundled import load_model, model_names
@@ -75,6 +77,8 @@ from planner.tables import (
     show_collectives,
     show_compression,
     show_degraded,
+    show_device,
+    show_devices,
     show_experts,
     show_fabric,
     show_kernel_scores,
@@ -138,6 +142,8 @@ app.add_typer(topology_app, name="topology")
 app.add_typer(model_app, name="model")
 validate_app = typer.Typer(help="Predictions against published measurements.", no_args_is_help=True)
 app.add_typer(validate_app, name="validate")
+device_app = typer.Typer(help="Devices whose kernels are known.", no_args_is_help=True)
+app.add_typer(device_app, name="device")
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="The document, and nothing else.")]
 Topology = Annotated[
@@ -548,6 +554,27 @@ def _bytes(text: str) -> int:
 
 
 # ---------------------------------------------------------------------- topologies and models
+
+
+@device_app.command("list")
+def list_devices(*, as_json: JsonFlag = False) -> None:
+    """List the bundled devices, and where their kernels' times come from."""
+    if as_json:
+        _print(json.dumps(device_names()))
+    else:
+        show_devices(_console(), [bundled_device(name) for name in device_names()])
+
+
+@device_app.command("show")
+def show_one_device(
+    name: Annotated[str, typer.Argument(help="Bundled name.")], *, as_json: JsonFlag = False
+) -> None:
+    """Show a device's peaks, the figures of its rooflines, and their sources."""
+    found = bundled_device(name)
+    if as_json:
+        _print(json.dumps(asdict(found), indent=2))
+    else:
+        show_device(_console(), found)
 
 
 @topology_app.command("list")

@@ -14,6 +14,7 @@ from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
 from planner.cost.expert_traffic import load_assumptions
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
+from planner.hardware.roofline import DERIVED
 from planner.model.sequence import attended
 from planner.plan import (
     Calibration,
@@ -201,6 +202,7 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield _FUSED if resolved.request.training.fused_attention else _UNFUSED
     yield from _ASSUMPTIONS
     yield from _packing_assumptions(resolved.request.training)
+    yield from _kernel_assumptions(fastest.problem)
     yield from load_assumptions(fastest.problem, fastest.ranking.candidates.take(slice(1)))
     yield from resolved.assumptions
     fabric, topology = fastest.problem.fabric, resolved.topology
@@ -228,6 +230,19 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
             f"{format_count(len(topology.impairments))} weak or broken parts are taken as stated; "
             "a level has the figures of its worst unit in use"
         )
+
+
+def _kernel_assumptions(problem: Problem) -> Iterator[str]:
+    """Yield what compute's seconds rest on, where they were not measured on the device."""
+    on, precision = problem.device, problem.training.precision
+    if problem.fabric.cores_per_node is not None:
+        return
+    if on.basis == "roofline" or precision in ("fp32", "fp64"):
+        yield f"no {precision} kernels of {on.name} were measured: rooflines of its data sheet"
+    elif on.basis == "borrowed":
+        yield f"kernels of {on.name} are {on.kernel_source.partition(':')[0]}"
+    if precision in DERIVED and on.tables:
+        yield f"{precision} products use as much of their peak as measured fp8 products of theirs"
 
 
 def _interval(calibration: Calibration | None) -> tuple[float, str]:

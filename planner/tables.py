@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from rich.console import Console
@@ -15,6 +16,8 @@ from planner.cost.comparison import Comparison
 from planner.cost.compression import BASIS, NEEDS, Compared, why_not
 from planner.cost.expert_strategies import BreakEven, Strategy
 from planner.cost.expert_traffic import Exits
+from planner.hardware.devices import Device
+from planner.hardware.roofline import DERIVED
 from planner.layout.groups import Group
 from planner.model.blocks import (
     BlockKind,
@@ -56,6 +59,8 @@ __all__ = [
     "show_collectives",
     "show_compression",
     "show_degraded",
+    "show_device",
+    "show_devices",
     "show_experts",
     "show_fabric",
     "show_kernel_scores",
@@ -293,6 +298,43 @@ def show_scores(out: Console, scores: Scores) -> None:
         "a measured time",
         markup=False,
     )
+
+
+def show_devices(out: Console, devices: Sequence[Device]) -> None:
+    """Print what is known of devices, one a line."""
+    table = _table("device", "kernels", "memory>", "bandwidth>", "16 bits>", "8 bits>", "4 bits>")
+    for one in devices:
+        peaks = one.peak_flop_per_s
+        half = peaks.get("bf16", peaks.get("fp16"))
+        shown = [_peak(half), _peak(peaks.get("fp8")), _peak(peaks.get("nvfp4"))]
+        bandwidth = format_rate(one.memory_bytes_per_s, "B/s")
+        table.add_row(one.name, one.basis, format_bytes(one.memory_bytes), bandwidth, *shown)
+    out.print(table)
+
+
+def show_device(out: Console, one: Device) -> None:
+    """Print a device with its figures and their sources."""
+    table = _table("what", "figure")
+    table.add_row("memory", f"{format_bytes(one.memory_bytes)}, of which a rank can allocate "
+                  f"{format_bytes(one.capacity_bytes)}")  # fmt: skip
+    table.add_row("bandwidth", format_rate(one.memory_bytes_per_s, "B/s"))
+    for precision, peak in one.peak_flop_per_s.items():
+        derived = "; kernels derived from fp8" if precision in DERIVED and one.tables else ""
+        table.add_row(f"peak {precision}", f"{_peak(peak)}{derived}")
+    for name, value in asdict(one.figures).items():
+        if name != "source":
+            table.add_row(name, f"{value:g}")
+    out.print(table)
+    for title, source in (
+        ("peaks", one.source),
+        (f"kernels ({one.basis})", one.kernel_source),
+        ("figures of the rooflines", one.figures.source),
+    ):
+        out.print(f"\n{title}: {source}", markup=False)
+
+
+def _peak(flop_per_s: float | None) -> str:
+    return "" if flop_per_s is None else format_rate(flop_per_s, "flop/s")
 
 
 def show_kernel_scores(

@@ -17,6 +17,7 @@ from planner.hardware.devices import Device
 from planner.plan import Precision
 
 __all__ = [
+    "DERIVED",
     "TABLE_PRECISION",
     "attention_model_s",
     "gemm_model_s",
@@ -41,6 +42,8 @@ _RESULT_BYTES: Final[dict[Precision, int]] = {
 }  # fmt: skip
 # Below 16 bits operands are cast for the product; attention stays in 16.
 _CAST: Final = ("fp8", "mxfp8", "nvfp4")
+# Nobody measured them: the peak of the data sheet, used as fp8 uses its own.
+DERIVED: Final[tuple[Precision, ...]] = ("mxfp8", "nvfp4")
 # Whose measured kernels stand for those of a precision: the same silicon, or the nearest measured.
 TABLE_PRECISION: Final[dict[Precision, str]] = {
     "bf16": "bfloat16",

@@ -28,7 +28,7 @@ from planner.hardware.kernel_tables import (
     read_table,
 )
 from planner.hardware.kernels import attention_s, gemm_s
-from planner.hardware.roofline import TABLE_PRECISION
+from planner.hardware.roofline import DERIVED, TABLE_PRECISION
 from planner.plan import Precision
 from planner.units import parse_number
 
@@ -260,7 +260,7 @@ def _precision(word: str) -> Precision:
 
 
 def _basis(on: Device, words: Sequence[str]) -> str:
-    return "derived" if on.tables and {*words} & {"mxfp8", "nvfp4"} else on.basis
+    return "derived" if on.tables and {*words} & {*DERIVED} else on.basis
 
 
 def _predict_gemm(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
