@@ -10,8 +10,8 @@ columns (``src`` names library and version):
   moe_tp_size, moe_ep_size, distribution, time_us (a fused layer of experts on its hottest rank).
 
 The bundled ones are tables of ai-dynamo/aiconfigurator (Apache-2.0), unchanged but for their
-columns. How smooth utilisation is was found once for all devices, as the greatest marginal
-likelihood of all tables together: ``python -m benchmarks.kernel_errors`` says what is left when
+columns. How smooth utilisation is was found once for all devices together (``python -m
+benchmarks.fit_kernels smoothness``); ``python -m benchmarks.kernel_errors`` says what is left when
 shapes are left out.
 """
 
@@ -72,12 +72,12 @@ KIND_COLUMNS: Final[dict[KernelOp, tuple[str, ...]]] = {
 SMOOTHNESS: Final[dict[KernelOp, Smoothness]] = {
     # Coordinates n and k, position m: one broad term; one for what a width n does at all depths
     # (tiles left over), one for what a depth does.
-    "gemm": Smoothness(((0.115, 3.7, 3.7), (0.0017, 0.07, 2.2), (0.0054, 1.4, 0.76)), noise=0.0015),
+    "gemm": Smoothness(((0.12, 4.9, 3.0), (0.0014, 0.064, 2.6), (0.0028, 1.3, 0.81)), noise=0.0011),
     # Coordinates batch, heads, key/value heads, position seq_len.
-    "attention": Smoothness(((1.39, 2.6, 3.4, 7.0), (0.030, 0.79, 0.56, 2.3)), noise=0.010),
+    "attention": Smoothness(((1.0, 2.5, 3.3, 4.1), (0.033, 0.67, 0.30, 8.7)), noise=0.008),
     # Coordinates hidden size, width, local experts, rows of an expert, ep; position tokens.
     # Autotuners fail now and then, by a factor of two to ten.
-    "moe_layer": Smoothness(((0.44, 2.4, 3.2, 4.2, 1.1, 4.2),), noise=0.009, failed_at=0.7),
+    "moe_layer": Smoothness(((1.8, 1.9, 2.9, 4.3, 1.7, 4.6),), noise=0.086, failed_at=0.7),
 }
 
 
