@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch.nn import functional
+
+try:
+    import torch
+    from torch.nn import functional
+except ModuleNotFoundError:
+    sys.exit("gpu_check: needs torch; 'make tools' installs it")
 
 from planner.constants import CONTEXT_BYTES
 from planner.cost.memory import memory

@@ -69,6 +69,9 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = []
     for op in arguments.op or SHAPES:
+        if arguments.device and not read_table(arguments.device, op):
+            print(f"{arguments.device} has no table of {op}: its times are rooflines")
+            continue
         for line in table(op, arguments.folds, arguments.device):
             lines.append(line)
             print(line, flush=True)

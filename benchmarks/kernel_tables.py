@@ -19,7 +19,8 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.hardware.devices import device
 from planner.hardware.gpus import gpu_model
 from planner.hardware.kernel_tables import KIND_COLUMNS, SIZE_COLUMNS, KernelOp
-from planner.validate.kernels import KernelTable, read_kernels
+from planner.hardware.roofline import TABLE_PRECISION
+from planner.validate.kernels import DTYPES, KernelTable, read_kernels
 
 
 def main() -> None:
@@ -57,12 +58,20 @@ def table_of(table: KernelTable, name: str, op: KernelOp, src: str | None) -> st
         cells = dict(zip(table.columns, row, strict=True))
         if time_s == time_s and is_device(cells["gpu"], name):
             source = cells.get("src") or src or sys.exit("kernel_tables: no column src; give --src")
-            rows.append([source, *(cells[column].strip() for column in columns[1:])])
+            rows.append([source, *(word_of(cells[column], column) for column in columns[1:])])
     if not rows:
         sys.exit(f"kernel_tables: no timed row of {name}; its column gpu must name that device")
     rows.sort(key=sizes)
     writer.writerows(rows)
     return text.getvalue()
+
+
+def word_of(cell: str, column: str) -> str:
+    """Return a cell as tables have it: of data types the one word that surfaces look for."""
+    if not column.endswith("dtype"):
+        return cell.strip()
+    word = TABLE_PRECISION.get(DTYPES.get(cell.strip(), "fp64"))
+    return word or sys.exit(f"kernel_tables: {column}={cell!r}; need one of {', '.join(DTYPES)}")
 
 
 def sizes(row: list[str]) -> list[str]:

@@ -219,7 +219,7 @@ def plan(
         int | None, typer.Option("--seq-len", "-s", help="Tokens per sequence.")
     ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="bf16, fp16, fp8, fp32 or fp64; default bf16.")
+        str | None, typer.Option(help="bf16, fp16, fp8, mxfp8, nvfp4, fp32 or fp64; default bf16.")
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="adamw or sgd; default adamw.")] = None,
     framework: Annotated[
@@ -1009,7 +1009,7 @@ def validate_kernels(
     as_json: JsonFlag = False,
 ) -> None:
     """Predict measured kernels from their shapes alone, and score it."""
-    kernels = read_kernels(_read_bytes(table), op=op, source=table)
+    kernels = read_kernels(_read_bytes(table), op=op, source="stdin" if table == "-" else table)
     found = predict_kernels(kernels)
     _write(predictions, kernel_predictions_csv(kernels, found).rstrip("\n"))
     scores = score_kernels(kernels, found)

@@ -187,15 +187,15 @@ LAUNCH_S: Final[dict[str, Constant]] = {
         0.5,
         "a decoder layer with nothing to compute takes torch 2.13 180 us forward and 240 backward "
         "on one core of a 2-core virtual x86 machine (24 layers of width 32, 4 tokens), for 10 and "
-        "17 kernels: 14 to 18 us each; assumed 8 on a server's cores, and 2 for the launch itself",
+        "16 kernels: 15 to 18 us each; assumed 8 on a server's cores, and 2 for the launch itself",
     ),
     "cuda_graph": Constant(
         1e-9,
         "s",
         "launch",
         1.0,
-        "a captured graph is launched in about 2.5 us, and 1 ns a node (NVIDIA, Constant Time "
-        "Launch for Straight-Line CUDA Graphs, 2024)",
+        "a captured graph is launched in about 2.5 us, left out here, and 1 ns a node (NVIDIA, "
+        "Constant Time Launch for Straight-Line CUDA Graphs, 2024)",
     ),
 }
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(

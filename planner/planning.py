@@ -126,7 +126,9 @@ def _plan(
     calibration: Calibration | None,
 ) -> Plan:
     request, problem = resolved.request, fastest.problem
-    fields = answer(problem, fastest.ranking, top_k=request.top_k, interval=_interval(calibration))
+    fields = answer(
+        problem, fastest.ranking, top_k=request.top_k, interval=_interval(calibration, problem)
+    )
     fields["ranks"] = _with_hosts(fields["ranks"], resolved, fastest.placement)
     return Plan(
         id=_plan_id(resolved, calibration),
@@ -232,6 +234,18 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
         )
 
 
+def _beyond_published(problem: Problem) -> str:
+    """Return what the published runs behind the interval do not hold of this one."""
+    is_known = problem.device.tables in ("a100-sxm-80gb", "h100-sxm-80gb")
+    low = problem.training.precision in ("fp8", *DERIVED)
+    beyond = [
+        *(["models with experts"] if problem.model.experts else []),
+        *([] if is_known or problem.fabric.cores_per_node else [problem.device.name]),
+        *([problem.training.precision] if low else []),
+    ]
+    return f"; no run with {', '.join(beyond)} is among them" if beyond else ""
+
+
 def _kernel_assumptions(problem: Problem) -> Iterator[str]:
     """Yield what compute's seconds rest on, where they were not measured on the device."""
     on, precision = problem.device, problem.training.precision
@@ -245,10 +259,10 @@ def _kernel_assumptions(problem: Problem) -> Iterator[str]:
         yield f"{precision} products use as much of their peak as measured fp8 products of theirs"
 
 
-def _interval(calibration: Calibration | None) -> tuple[float, str]:
+def _interval(calibration: Calibration | None, problem: Problem) -> tuple[float, str]:
     """Return half the width of the interval as a fraction of the step time, and its basis."""
     if calibration is None or not calibration.run_hashes:  # curves say nothing of a step
-        return STEP_SPREAD.value, STEP_SPREAD.source
+        return STEP_SPREAD.value, f"{STEP_SPREAD.source}{_beyond_published(problem)}"
     own = f"the runs calibrated on are met within {calibration.residual:.1%}"
     if len(calibration.run_hashes) == 1:
         own = "calibrated on one run, which nothing checks"

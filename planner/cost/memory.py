@@ -173,7 +173,7 @@ def _kept_bytes(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Colum
     return kept, of_mode
 
 
-def _feed_forward_bytes(training: TrainingSpec, gated: bool) -> int:
+def _feed_forward_bytes(training: TrainingSpec, gated: bool) -> float:
     """Return what is kept per element of a feed-forward's width: into and out of its activation.
 
     One by one, a gated activation keeps its gate after the function too.

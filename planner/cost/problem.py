@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from planner.hardware.devices import Device
+from planner.hardware.roofline import OPERAND_BYTES
 from planner.model.spec import ModelSpec
 from planner.pipeline.partition import SplitTable
 from planner.plan import Framework, Precision, TrainingSpec
@@ -77,9 +78,9 @@ def held_weight_bytes(training: TrainingSpec) -> int:
     return max(4, width) if training.master_weights == "only" else width
 
 
-def product_input_bytes(training: TrainingSpec) -> int:
-    """Return bytes of one kept input of a matrix product: fp8 ones are kept as they are read."""
-    return 1 if training.precision == "fp8" else weight_bytes(training)
+def product_input_bytes(training: TrainingSpec) -> float:
+    """Return bytes of one kept input of a matrix product: cast ones are kept as they are read."""
+    return min(OPERAND_BYTES[training.precision], weight_bytes(training))
 
 
 def gradient_bytes(training: TrainingSpec) -> int:

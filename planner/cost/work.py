@@ -291,9 +291,9 @@ def _launches(c: Candidates, ops: Iterable[Op]) -> list[Op]:
     for op in ops:
         if isinstance(op, Gemm | AttentionCore | MemoryBound):
             phase = "backward" if op.phase == "weight_gradient" else op.phase
-            number = 1
+            number: Column | int = 1
             if isinstance(op, MemoryBound):
-                number = op.num_kernels
+                number = op.num_kernels * (op.num_bytes > 0)
             elif isinstance(op, AttentionCore) and phase == "backward":
                 number = _ATTENTION_BACKWARD_KERNELS
             counts[phase] = counts.get(phase, np.zeros(len(c))) + number * op.repeats

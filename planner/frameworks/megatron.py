@@ -73,6 +73,11 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
 def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] | None:
     """Return (field, what is wrong and what to try) of what no layout can make run."""
     window, experts = model.window, model.experts
+    if training.launch == "cuda_graph" and experts and training.expert_capacity is None:
+        return "training.launch", (
+            "'cuda_graph': dropless experts have other shapes in every step, which no captured "
+            "graph can have; try training.expert_capacity, or 'eager'"
+        )
     if model.parallel_attention:
         return "model.parallel_attention", (
             "true: Megatron-LM's layer computes attention and then the feed-forward, never both "

@@ -127,6 +127,7 @@ def device(name: str) -> Device:
 
     Raises:
         UnknownNameError: There is none.
+        InvalidInputError: It refers to tables that are not there.
     """
     known = _document()["devices"]
     if name not in known:
@@ -139,6 +140,13 @@ def device(name: str) -> Device:
     sheet = gpu_model(entry["gpu"]) if "gpu" in entry else None
     memory_bytes = sheet.memory_bytes if sheet else entry["memory_bytes"]
     capacity_bytes = usable_bytes(sheet) if sheet else memory_bytes
+    tables = entry["tables"]
+    if tables and not (resources.files("planner.hardware") / "tables" / tables).is_dir():
+        raise InvalidInputError(
+            f"device {name!r}: planner/hardware/tables has no folder {tables!r}; make one with "
+            "python -m benchmarks.kernel_tables, or set tables to null and basis to roofline",
+            where="devices.json",
+        )
     processors = f"; {entry['num_processors']} processors: {entry['processors_source']}"
     return Device(
         name=name,
@@ -148,7 +156,7 @@ def device(name: str) -> Device:
         peak_flop_per_s=dict(sheet.peak_flop_per_s if sheet else entry["peak_flop_per_s"]),
         num_processors=entry["num_processors"],
         figures=_figures(entry["figures"]),
-        tables=entry["tables"],
+        tables=tables,
         basis=entry["basis"],
         source=f"{sheet.source}{processors}" if sheet else entry["source"],
         kernel_source=entry["kernel_source"],

@@ -5,12 +5,14 @@ one (``planner.cost.work``). Here the same product prices, with what surrounds t
 against whole measured layers, balanced and skewed.
 """
 
+import re
 from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.errors import InvalidInputError
 from planner.hardware.devices import Device, device_of_tables
 from planner.hardware.kernel_tables import SMOOTHNESS, Columns, Points, read_table, rows_where
 from planner.hardware.kernels import grouped_gemm_s, memory_bound_s
@@ -18,10 +20,19 @@ from planner.hardware.power_law import power_law_skew
 from planner.hardware.surfaces import Surface, fit_surface
 from planner.plan import Precision
 
-__all__ = ["expert_layer_s", "is_gated", "layer_model_s", "layer_points"]
+__all__ = [
+    "expert_layer_s",
+    "is_gated",
+    "is_measured_layer",
+    "layer_model_s",
+    "layer_points",
+    "routing_exponent",
+]
 
 Array = NDArray[np.float64]
 
+_POWER_LAW: Final = re.compile(r"power_law_([0-9]{1,3}(?:\.[0-9]{1,6})?)")
+_MAX_EXPONENT: Final = 8
 # Of activations, whatever the operands of products are cast to.
 _RESULT_BYTES: Final = 2
 
@@ -58,7 +69,7 @@ def expert_layer_s(
         routing: "balanced", or "power_law_" and an exponent.
 
     Raises:
-        InvalidInputError: The device has no peak in ``precision``.
+        InvalidInputError: The device has no peak in ``precision``, or the routing is neither.
     """
     tokens, hidden_size, width, top_k, num_experts, ep = np.broadcast_arrays(
         *(
@@ -185,15 +196,42 @@ def _surface(tables: str, routing: str) -> Surface | None:
     return fit_surface(*layer_points(device_of_tables(tables), chosen), SMOOTHNESS["moe_layer"])
 
 
+def routing_exponent(routing: str) -> float | None:
+    """Return the exponent of a power law, or None of a balanced load.
+
+    >>> routing_exponent("power_law_1.2"), routing_exponent("balanced")
+    (1.2, None)
+
+    Raises:
+        InvalidInputError: It is neither, or no such law can be drawn from.
+    """
+    if routing == "balanced":
+        return None
+    law = _POWER_LAW.fullmatch(routing)
+    exponent = float(law[1]) if law else 0.0
+    if not 0 < exponent <= _MAX_EXPONENT or exponent == 1:
+        raise InvalidInputError(
+            f"distribution={routing[:60]!r}; need 'balanced', or 'power_law_' and an exponent "
+            f"above 0, at most {_MAX_EXPONENT} and not 1, as power_law_1.2",
+            where="distribution",
+        )
+    return exponent
+
+
+def is_measured_layer(device: Device, routing: str) -> bool:
+    """Return whether layers of experts of that routing were measured for the device."""
+    return device.tables is not None and _surface(device.tables, routing) is not None
+
+
 def _skew(tokens: Array, num_experts: Array, ep: Array, routing: str) -> Array:
     """Return rows of the hottest rank over the mean under a table's routing; 1 if balanced."""
     tokens, num_experts, ep = np.broadcast_arrays(tokens, num_experts, ep)
-    _, uneven, exponent = routing.partition("power_law_")
-    if not uneven:
+    exponent = routing_exponent(routing)
+    if exponent is None:
         return np.ones(tokens.shape)
     shapes = np.stack([tokens.ravel(), num_experts.ravel(), ep.ravel()], axis=1)
     distinct, back = np.unique(shapes, axis=0, return_inverse=True)
-    skews = [power_law_skew(int(t), int(e), int(p), float(exponent)) for t, e, p in distinct]
+    skews = [power_law_skew(int(t), int(e), int(p), exponent) for t, e, p in distinct]
     return np.array(skews)[back.reshape(-1)].reshape(tokens.shape)
 
 

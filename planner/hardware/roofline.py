@@ -18,6 +18,7 @@ from planner.plan import Precision
 
 __all__ = [
     "DERIVED",
+    "OPERAND_BYTES",
     "TABLE_PRECISION",
     "attention_model_s",
     "gemm_model_s",
@@ -28,7 +29,7 @@ __all__ = [
 Array = NDArray[np.float64]
 
 # Of an operand, with the scales of its blocks: 32 elements share a byte (OCP MX), 16 in nvfp4.
-_OPERAND_BYTES: Final[dict[Precision, float]] = {
+OPERAND_BYTES: Final[dict[Precision, float]] = {
     "nvfp4": 0.5 + 1 / 16,
     "mxfp8": 1 + 1 / 32,
     "fp8": 1,
@@ -111,7 +112,7 @@ def gemm_model_s(
     tiles = groups * row_tiles * np.ceil(n / tile)
     waves_lost = figures.waves_lost * device.num_processors
     flop = 2.0 * tile**2 * (k + figures.depth_lost) * (tiles + waves_lost)
-    operands = (m + n) * (k * (groups * _OPERAND_BYTES[precision]))
+    operands = (m + n) * (k * (groups * OPERAND_BYTES[precision]))
     num_bytes = operands + m * n * (groups * _RESULT_BYTES[precision])
     rate = figures.memory_fraction * device.memory_bytes_per_s
     seconds = np.maximum(flop / (figures.gemm_fraction * peak), num_bytes / rate)

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from planner.errors import InvalidInputError, PlannerError
 from planner.hardware.devices import Device, device
-from planner.hardware.expert_layers import expert_layer_s, is_gated
+from planner.hardware.expert_layers import expert_layer_s, is_gated, is_measured_layer
 from planner.hardware.gpus import gpu_model
 from planner.hardware.kernel_tables import (
     KIND_COLUMNS,
     SIZE_COLUMNS,
     Columns,
     KernelOp,
+    attention_surfaces,
+    gemm_surface,
     read_table,
 )
 from planner.hardware.kernels import attention_s, gemm_s
@@ -33,6 +35,7 @@ from planner.plan import Precision
 from planner.units import parse_number
 
 __all__ = [
+    "DTYPES",
     "KernelPrediction",
     "KernelScore",
     "KernelTable",
@@ -45,12 +48,15 @@ __all__ = [
 Array = NDArray[np.float64]
 
 _MAX_BYTES: Final = 1 << 28
-_MAX_SIZE: Final = 1 << 40
+# As sizes of a model (``planner.model.spec``); and the longest time, about a year, in microseconds.
+_MAX_SIZE: Final = 1 << 24
+_MAX_EXPERTS: Final = 1 << 16
+_MAX_TIME_US: Final = 3e13
 _TIME: Final = "time_us"
 # From here on a product is one of training: what bars are set for.
 _MIN_ROWS: Final = 1024
 
-_DTYPES: Final[dict[str, Precision]] = {
+DTYPES: Final[dict[str, Precision]] = {
     "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "fp8": "fp8",
     "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
@@ -139,7 +145,11 @@ def read_kernels(content: bytes, *, op: KernelOp, source: str) -> KernelTable:
         raise InvalidInputError(
             f"{source}, line {reader.line_num}: is no CSV: {exc}", where=source
         ) from exc
-    columns = tuple(lines[0][1]) if lines else ()
+    if not lines:
+        raise InvalidInputError(
+            f"{source}: is empty; --op {op} needs a table with a header", where=source
+        )
+    columns = tuple(lines[0][1])
     needed = ("gpu", *KIND_COLUMNS[op], *SIZE_COLUMNS[op])
     if missing := [name for name in needed if name not in columns]:
         raise InvalidInputError(
@@ -199,9 +209,14 @@ def _numbers(cells: Sequence[str], column: str, lines: Sequence[int], source: st
             value = np.nan if is_time and not text else parse_number(text)
         except ValueError:
             value = -1.0
-        bad = not 0 < value <= _MAX_SIZE if is_time else not (value >= 1 and value == int(value))
-        if (bad and not np.isnan(value)) or value > _MAX_SIZE:
-            need = "a positive number of microseconds" if is_time else "a whole number from 1 on"
+        most = _MAX_TIME_US if is_time else _MAX_SIZE
+        bad = not 0 < value <= most or (not is_time and value != int(value))
+        if bad and not np.isnan(value):
+            need = (
+                "a positive number of microseconds, or nothing"
+                if is_time
+                else (f"a whole number from 1 to {_MAX_SIZE:,}")
+            )
             raise InvalidInputError(
                 f"{source}, line {line}: {column}={cell[:80]!r}; need {need}",
                 where=f"line {line}, {column}",
@@ -217,6 +232,10 @@ def predict_kernels(table: KernelTable) -> tuple[KernelPrediction, ...]:
     """Return what the planner says of every row, in order; measured times are not looked at."""
     found: list[KernelPrediction | None] = [None] * len(table.rows)
     for (gpu, *words), places in _groups(table).items():
+        refusals = _impossible(table, places)
+        for place, reason in refusals.items():
+            found[place] = KernelPrediction(None, "", False, reason)
+        places = [place for place in places if place not in refusals]
         try:
             on = _device(gpu)
             times = _PREDICT[table.op](on, words, {k: v[places] for k, v in table.sizes.items()})
@@ -224,10 +243,10 @@ def predict_kernels(table: KernelTable) -> tuple[KernelPrediction, ...]:
             for place in places:
                 found[place] = KernelPrediction(None, "", False, str(refused))
             continue
-        known = _known(table.op, on, words)
+        known, basis = _known(table.op, on, words), _basis(table.op, on, words)
         shapes = zip(*(table.sizes[name][places] for name in SIZE_COLUMNS[table.op]), strict=True)
         for place, time_s, shape in zip(places, times, shapes, strict=True):
-            found[place] = KernelPrediction(float(time_s), _basis(on, words), shape in known)
+            found[place] = KernelPrediction(float(time_s), basis, shape in known)
     return tuple(one for one in found if one is not None)
 
 
@@ -252,15 +271,39 @@ def _device(gpu: str) -> Device:
 
 
 def _precision(word: str) -> Precision:
-    if word not in _DTYPES:
+    if word not in DTYPES:
         raise InvalidInputError(
-            f"dtype {word!r} is not known; need one of {', '.join(_DTYPES)}", where="dtype"
+            f"dtype {word!r} is not known; need one of {', '.join(DTYPES)}", where="dtype"
         )
-    return _DTYPES[word]
+    return DTYPES[word]
 
 
-def _basis(on: Device, words: Sequence[str]) -> str:
-    return "derived" if on.tables and {*words} & {*DERIVED} else on.basis
+def _impossible(table: KernelTable, places: Sequence[int]) -> dict[int, str]:
+    """Return why rows cannot be, by place: sizes that contradict each other."""
+    refused: dict[int, str] = {}
+    for bad, left, right, need in _CONTRADICTIONS[table.op]:
+        left_values, right_values = table.sizes[left], table.sizes[right]
+        for place in places:
+            a, b = int(left_values[place]), int(right_values[place])
+            if bad(a, b):
+                refused.setdefault(
+                    place, f"{left}={a} with {right}={b}; {need.format(left=left, right=right)}"
+                )
+    return refused
+
+
+def _basis(op: KernelOp, on: Device, words: Sequence[str]) -> str:
+    if on.tables is None:
+        return "roofline"
+    if op == "gemm":
+        is_measured = gemm_surface(on.tables, _precision(words[0])) is not None
+    elif op == "attention":
+        is_measured = bool(attention_surfaces(on.tables)[1])
+    else:
+        is_measured = is_measured_layer(on, words[1])
+    if not is_measured:
+        return "roofline"
+    return "derived" if {*words} & {*DERIVED} else on.basis
 
 
 def _predict_gemm(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
@@ -284,9 +327,6 @@ def _predict_attention(on: Device, words: Sequence[str], sizes: dict[str, Array]
 
 def _predict_layer(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
     dtype, routing = words
-    num_experts, ep = sizes["num_experts"], sizes["moe_ep_size"]
-    if (num_experts % ep).any():
-        raise InvalidInputError("moe_ep_size must divide num_experts", where="moe_ep_size")
     return expert_layer_s(
         on,
         _precision(dtype),
@@ -294,13 +334,41 @@ def _predict_layer(on: Device, words: Sequence[str], sizes: dict[str, Array]) ->
         hidden_size=sizes["hidden_size"],
         width=sizes["inter_size"] / sizes["moe_tp_size"],
         top_k=sizes["topk"],
-        num_experts=num_experts,
-        ep=ep,
+        num_experts=sizes["num_experts"],
+        ep=sizes["moe_ep_size"],
         gated=is_gated(sizes["hidden_size"], sizes["inter_size"]),
         routing=routing,
     )
 
 
+def _does_not_divide(whole: int, part: int) -> bool:
+    return whole % part != 0
+
+
+def _exceeds(value: int, most: int) -> bool:
+    return value > most
+
+
+_DIVIDES: Final = "{right} must divide {left}"
+_AT_MOST: Final = "{left} must be at most {right}"
+# (what is wrong, of which column, with which, what is needed)
+_CONTRADICTIONS: Final[
+    dict[KernelOp, tuple[tuple[Callable[[int, int], bool], str, str, str], ...]]
+] = {
+    "gemm": (),
+    "attention": ((_does_not_divide, "num_heads", "num_key_value_heads", _DIVIDES),),
+    "moe_layer": (
+        (_exceeds, "topk", "num_experts", _AT_MOST),
+        (_does_not_divide, "num_experts", "moe_ep_size", _DIVIDES),
+        (_does_not_divide, "inter_size", "moe_tp_size", _DIVIDES),
+        (
+            lambda experts, _: experts > _MAX_EXPERTS,
+            "num_experts",
+            "topk",
+            f"at most {_MAX_EXPERTS:,} experts are known of",
+        ),
+    ),
+}
 _PREDICT: Final[dict[KernelOp, Callable[[Device, Sequence[str], dict[str, Array]], Array]]] = {
     "gemm": _predict_gemm,
     "attention": _predict_attention,
@@ -315,7 +383,7 @@ def _known(op: KernelOp, on: Device, words: Sequence[str]) -> set[tuple[float, .
         return set()
     mine = np.ones(len(columns[_TIME]), dtype=bool)
     for name, word in zip(KIND_COLUMNS[op], words, strict=True):
-        mine &= columns[name] == (TABLE_PRECISION[_DTYPES[word]] if word in _DTYPES else word)
+        mine &= columns[name] == (TABLE_PRECISION[DTYPES[word]] if word in DTYPES else word)
     return set(zip(*(columns[name][mine].astype(float) for name in SIZE_COLUMNS[op]), strict=True))
 
 
@@ -337,7 +405,7 @@ def score_kernels(
         of_kind = counts & (known == is_known)
         for (gpu, *words), places in _groups(table).items():
             rows = [place for place in places if of_kind[place]]
-            kind = " ".join(word for word in words if word not in _DTYPES or table.op == "gemm")
+            kind = " ".join(word for word in words if word not in DTYPES or table.op == "gemm")
             scores += _score(_device(gpu).name if rows else gpu, kind, is_known, ratio[rows])
         scores += _score("all", "all", is_known, ratio[of_kind])
     return tuple(scores)

@@ -16,6 +16,7 @@ from planner.hardware.kernels import (
     grouped_gemm_s,
     memory_bound_s,
 )
+from planner.hardware.roofline import gemm_model_s
 from planner.plan import Precision
 
 CASES = [
@@ -216,6 +217,11 @@ def test_precisions_that_were_not_measured_use_as_much_of_their_peak_as_fp8(name
     fp8, mxfp8, nvfp4 = (float(gemm_s(dev, p, 16384, 16384, 16384)) for p in LOW)
     assert mxfp8 == pytest.approx(fp8, rel=0.02)
     assert nvfp4 < fp8
+    used = [
+        float(gemm_s(dev, p, 16384, 4096, 768) / gemm_model_s(dev, p, 16384, 4096, 768))
+        for p in LOW
+    ]
+    assert used == pytest.approx([used[0]] * 3)
     flop, peak = 2 * 16384**3, dev.peak_flop_per_s
     assert flop / nvfp4 / peak["nvfp4"] < flop / fp8 / peak["fp8"]  # the cast does not shrink
 

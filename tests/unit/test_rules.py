@@ -427,3 +427,14 @@ def test_the_general_rules_hold_for_every_target() -> None:
     general = {case.rule for case in COMMON}
     for framework in get_args(Framework):
         assert general <= {rule.name for rule in rules_for(framework)}
+
+
+def test_graphs_are_not_captured_of_dropless_experts() -> None:
+    fields = {"global_batch_size": 64, "seq_len": 8192, "launch": "cuda_graph"}
+    dropless = TrainingSpec.model_validate(fields)
+    padded = TrainingSpec.model_validate({**fields, "expert_capacity": {"factor": 1.0}})
+    found = refused_model("megatron", MIXTRAL, dropless)
+    assert found is not None
+    assert found[0] == "training.launch"
+    assert refused_model("megatron", MIXTRAL, padded) is None
+    assert refused_model("megatron", LLAMA, dropless) is None

@@ -8,12 +8,13 @@ import pytest
 from planner.constants import COLLECTIVE_LAUNCH_S, LAUNCH_S
 from planner.cost.problem import Problem
 from planner.cost.step import Priced, mean_compute_s, price, timed_ops
-from planner.cost.work import Communication
+from planner.cost.work import Communication, Launches, block_work
 from planner.hardware.devices import device
 from planner.layout.candidates import Candidates
+from planner.model.blocks import layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec, Window
-from planner.pipeline.partition import split_table
+from planner.pipeline.partition import split_table, splits_of
 from planner.request import PlanRequest
 from planner.resolving import build_problem, resolve
 from tests.unit.problems import fabric, problem, row
@@ -197,10 +198,52 @@ def test_captured_graphs_take_the_launches_away() -> None:
     assert launch_s(64, launch="cuda_graph") == 0
 
 
+def test_calls_hide_launches_as_kernels_do() -> None:
+    """Eight ranks send more and compute less: the host has as much time as both take."""
+    base = problem("example-gpt", seq_len=512, global_batch_size=1)
+    one, eight = row(tp=4, sequence_parallel=True), replace(row(), tp=row(tp=4).tp)
+    assert part(base, one, "launch_s") < part(base, eight, "launch_s")
+    assert part(base, one, "tp_exposed_s") > 0 == part(base, eight, "cp_exposed_s")
+
+
+def test_the_slowest_stage_is_the_one_with_most_to_issue_where_launches_decide() -> None:
+    """Seven layers keep the device busy for less time than one and a wide head, the host for more."""
+    model = load_model("example-gpt").model_copy(update={"vocab_size": 1 << 20})
+    base = problem(model, seq_len=64, global_batch_size=1)
+    base = replace(base, splits=splits_of(layer_kinds(model), [(2, 1)], [(7, 1)]))
+    found = price(base, row(pp=2, schedule="1f1b"))
+    waited = float(found.launch_s[0] + found.compute_s[0])
+    assert waited >= LAUNCH_S["eager"].value * 7 * (10 + 16)
+
+
+def test_launches_of_partly_recomputed_layers_add_up() -> None:
+    base = problem("example-gpt", seq_len=64, global_batch_size=1)
+    one = row(recompute="full", recompute_layers=3)
+    issued = [op for op in timed_ops(base, one) if isinstance(op.timed.op, Launches)]
+    total = sum(float(op.exposed_s[0]) for op in issued)
+    assert total == pytest.approx(part(base, one, "launch_s"), rel=1e-9)
+    again = sum(float(op.exposed_s[0]) for op in issued if op.timed.op.phase == "recompute")
+    forward = sum(float(op.exposed_s[0]) for op in issued if op.timed.op.phase == "forward")
+    assert 0 < again < forward
+
+
+def test_a_dense_layer_issues_ten_kernels_forward_and_sixteen_backward() -> None:
+    """What ``LAUNCH_S`` was divided by; what does not occur is not issued."""
+    counts = {
+        op.phase: float(op.num_kernels[0])
+        for op in block_work(problem("llama3-8b"), row(), "dense")
+        if isinstance(op, Launches)
+    }
+    assert counts == {"forward": 10, "backward": 16, "recompute": 0}
+
+
 def test_cores_run_what_they_issue() -> None:
     on = fabric(1, gpus_per_node=1, cores_per_node=1, library="gloo", device="cpu-core")
     base = problem("example-gpt", seq_len=64, global_batch_size=1, precision="fp32", on=on)
-    assert part(replace(base, device=device("cpu-core")), row(), "launch_s") == 0
+    base = replace(base, device=device("cpu-core"))
+    issued = [op for op in timed_ops(base, row()) if isinstance(op.timed.op, Launches)]
+    assert issued
+    assert all(float(op.timed.total_s[0]) == 0 for op in issued)
 
 
 def test_recomputed_layers_are_issued_again() -> None:

@@ -108,7 +108,7 @@ def test_a_row_that_cannot_be_predicted_says_why_and_the_others_are(row: str, re
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no column 'gpu'"),
+        ("", "t.csv: is empty"),
         ("gpu,dtype,m,n\nh100,bf16,1,1\n", "has no column 'k'"),
         (HEAD, "has a header and no rows"),
         (HEAD + "h100,x,bf16,1,1\n", "line 2: has 5 cells where the header has 7"),
@@ -130,10 +130,58 @@ def test_what_is_no_table_is_refused_with_line_and_column(text: str | bytes, mes
         read(text)
 
 
-def test_ranks_that_do_not_divide_the_experts_are_refused_by_row() -> None:
-    row = "h100,x,bf16,1024,2048,768,8,128,1,3,balanced,1\n"
-    (only,) = predict_kernels(read(LAYER + row, "moe_layer"))
-    assert "moe_ep_size must divide num_experts" in only.skipped_reason
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        (
+            "1024,2048,768,8,128,1,3,balanced",
+            "num_experts=128 with moe_ep_size=3; moe_ep_size must",
+        ),
+        ("1024,2048,768,8,128,5,1,balanced", "inter_size=768 with moe_tp_size=5"),
+        ("1024,2048,768,20,8,1,1,balanced", "topk=20 with num_experts=8; topk must be at most"),
+        ("1024,2048,768,8,100000,1,1,power_law_1.2", "at most 65,536 experts"),
+        ("1024,2048,768,8,128,1,8,nonsense", "distribution='nonsense'; need 'balanced'"),
+        ("1024,2048,768,8,128,1,8,", "distribution=''"),
+        ("1024,2048,768,8,128,1,8,xpower_law_1.2", "distribution='xpower_law_1.2'"),
+        ("1024,2048,768,8,128,1,8,power_law_1", "and not 1"),
+        ("1024,2048,768,8,128,1,8,power_law_", "need 'balanced'"),
+        ("1024,2048,768,8,128,1,8,power_law_nan", "need 'balanced'"),
+        ("1024,2048,768,8,128,1,8,power_law_-5", "need 'balanced'"),
+        ("1024,2048,768,8,128,1,8,power_law_1e308", "need 'balanced'"),
+        ("1024,2048,768,8,128,1,8,power_law_\u0662", "need 'balanced'"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused_and_the_others_are_predicted(
+    sizes: str, reason: str
+) -> None:
+    good = "h100,x,bf16,1024,2048,768,8,128,1,8,balanced,1\n"
+    first, bad, last = predict_kernels(
+        read(LAYER + good + f"h100,x,bf16,{sizes},1\n" + good, "moe_layer")
+    )
+    assert reason in bad.skipped_reason
+    assert first == last
+    assert first.time_s is not None
+
+
+def test_key_value_heads_divide_the_heads() -> None:
+    head = "gpu,src,batch_size,seq_len,num_heads,num_key_value_heads,head_dim,time_us\n"
+    rows = "h100,x,1,4096,32,7,128,1\nh100,x,1,4096,32,64,128,1\nh100,x,1,4096,32,8,128,1\n"
+    *bad, good = predict_kernels(read(head + rows, "attention"))
+    assert all("num_key_value_heads must divide num_heads" in one.skipped_reason for one in bad)
+    assert good.basis == "measured"
+
+
+def test_the_basis_is_what_the_prediction_rests_on() -> None:
+    """Not what the device's entry says: another exponent, another precision, another chip."""
+    layers = LAYER + "".join(
+        f"h100,x,bf16,1024,2048,768,8,128,1,8,{word},1\n"
+        for word in ("balanced", "power_law_1.2", "power_law_1.5")
+    )
+    found = [one.basis for one in predict_kernels(read(layers, "moe_layer"))]
+    assert found == ["measured", "measured", "roofline"]
+    rows = "b200,x,nvfp4,1024,8,8,1\na800,x,bf16,1024,8,8,1\nmi300x,x,bf16,1024,8,8,1\n"
+    found = [one.basis for one in predict_kernels(read(HEAD + rows))]
+    assert found == ["derived", "borrowed", "roofline"]
 
 
 def test_uneven_layers_take_longer_than_even_ones() -> None:
