@@ -207,8 +207,8 @@ def test_calls_hide_launches_as_kernels_do() -> None:
 
 
 def test_the_slowest_stage_is_the_one_with_most_to_issue_where_launches_decide() -> None:
-    """Seven layers keep the device busy for less time than one and a wide head, the host for more."""
-    model = load_model("example-gpt").model_copy(update={"vocab_size": 1 << 20})
+    """Seven layers keep the device busy for less than one and a wide head, the host for more."""
+    model = load_model("example-gpt").model_copy(update={"vocab_size": 700_000})
     base = problem(model, seq_len=64, global_batch_size=1)
     base = replace(base, splits=splits_of(layer_kinds(model), [(2, 1)], [(7, 1)]))
     found = price(base, row(pp=2, schedule="1f1b"))
