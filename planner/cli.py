@@ -52,7 +52,8 @@ from planner.cost.problem import Problem
 from planner.documents import parse_json, validated
 from planner.errors import InfeasiblePlanError, InvalidInputError, PlannerError, UnknownNameError
 from planner.hardware.devices import device as bundled_device
-from planner.hardware.devices import device_names
+from planner.hardware.devices import device_names, device_of
+from planner.hardware.gpus import gpu_model
 from planner.hardware.kernel_tables import KernelOp
 from planner.hardware.protocols import protocols_by_key
 from planner.model.bundled import load_model, model_names
@@ -145,6 +146,15 @@ app.add_typer(validate_app, name="validate")
 device_app = typer.Typer(help="Devices whose kernels are known.", no_args_is_help=True)
 app.add_typer(device_app, name="device")
 
+TrainingFields = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--training",
+        "-T",
+        help="A field of the training, as launch=cuda_graph or offload=optimizer+activations; "
+        f"repeatable. Fields: {', '.join(TrainingSpec.model_fields)}.",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="The document, and nothing else.")]
 Topology = Annotated[
     str | None, typer.Option("--topology", "-t", help="Bundled name, or a JSON file.")
@@ -248,6 +258,7 @@ def plan(
         str | None,
         typer.Option(help='JSON file with the documents in a sequence: {"lengths", "counts"}.'),
     ] = None,
+    training: TrainingFields = None,
     request: RequestFile = None,
     as_json: JsonFlag = False,
     output: Output = None,
@@ -268,6 +279,7 @@ def plan(
             "optimizer": optimizer,
             "expert_load": _expert_load(expert_counts, expert_zipf),
             "packing": None if packing is None else _read_json(packing),
+            **_training_fields(training),
         },
         constraints=dict(map(_constraint, constraint or [])),
     )
@@ -367,6 +379,15 @@ def _assignment(text: str, option: str, known: Iterable[str]) -> tuple[str, Any]
             f"{option} {text!r}: need FIELD=VALUE with a FIELD of {', '.join(known)}", where=option
         )
     return name, _value(value)
+
+
+def _training_fields(given: list[str] | None) -> dict[str, Any]:
+    """Return fields of the training, one word of ``offload`` as the only one."""
+    known = TrainingSpec.model_fields
+    fields = dict(_assignment(text, "--training", known) for text in given or [])
+    if isinstance(fields.get("offload"), str):
+        fields["offload"] = [fields["offload"]]
+    return fields
 
 
 def _value(text: str) -> Any:
@@ -567,10 +588,12 @@ def list_devices(*, as_json: JsonFlag = False) -> None:
 
 @device_app.command("show")
 def show_one_device(
-    name: Annotated[str, typer.Argument(help="Bundled name.")], *, as_json: JsonFlag = False
+    name: Annotated[str, typer.Argument(help="Bundled name, or a GPU by any name.")],
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show a device's peaks, the figures of its rooflines, and their sources."""
-    found = bundled_device(name)
+    found = bundled_device(name) if name in device_names() else device_of(gpu_model(name))
     if as_json:
         _print(json.dumps(asdict(found), indent=2))
     else:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from planner import __version__
-from planner.constants import CALIBRATED_SPREAD, STEP_SPREAD
+from planner.constants import CALIBRATED_SPREAD, MEMORY_SPREAD, STEP_SPREAD
 from planner.cost.expert_traffic import load_assumptions
+from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
 from planner.hardware.roofline import DERIVED
@@ -112,7 +113,14 @@ def _with_suggestion(
             f"{error}; no single change of constraints, nodes or seq_len makes it fit",
             rejected=error.rejected,
         )
-    said = ", ".join(f"{name}={value}" for name, value in change.items())
+    asked = resolved.request.training.model_dump()
+    fields = {name: value for name, value in change.items() if name != "training"}
+    training = change.get("training")
+    for name, value in (training if isinstance(training, dict) else {}).items():
+        if value != asked.get(name):
+            words = "+".join(value) if isinstance(value, tuple | list) else value
+            fields[f"training.{name}"] = words
+    said = ", ".join(f"{name}={value}" for name, value in fields.items())
     return InfeasiblePlanError(f"{error}; try {said}", rejected=error.rejected, suggestion=change)
 
 
@@ -205,6 +213,7 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from _ASSUMPTIONS
     yield from _packing_assumptions(resolved.request.training)
     yield from _kernel_assumptions(fastest.problem)
+    yield from _tight_memory(fastest)
     yield from load_assumptions(fastest.problem, fastest.ranking.candidates.take(slice(1)))
     yield from resolved.assumptions
     fabric, topology = fastest.problem.fabric, resolved.topology
@@ -244,6 +253,19 @@ def _beyond_published(problem: Problem) -> str:
         *([problem.training.precision] if low else []),
     ]
     return f"; no run with {', '.join(beyond)} is among them" if beyond else ""
+
+
+def _tight_memory(fastest: _Option) -> Iterator[str]:
+    """Yield how sure memory is, where what is left is less than it is usually off by."""
+    problem = fastest.problem
+    if problem.fabric.cores_per_node is not None:
+        return
+    peak = float(memory(problem, fastest.ranking.candidates.take(slice(1))).total_bytes().max())
+    left = 1 - peak / problem.capacity_bytes
+    if left < MEMORY_SPREAD.value:
+        yield f"{left:.1%} of a GPU's memory is left, and memory is not that sure: " + (
+            MEMORY_SPREAD.source
+        )
 
 
 def _kernel_assumptions(problem: Problem) -> Iterator[str]:

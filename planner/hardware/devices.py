@@ -24,6 +24,7 @@ __all__ = [
     "custom_device",
     "device",
     "device_names",
+    "device_of",
     "device_of_tables",
     "usable_bytes",
 ]
@@ -220,6 +221,19 @@ def custom_device(
         basis=borrowed,
         source=source,
         kernel_source=said,
+    )
+
+
+def device_of(gpu: GpuModel) -> Device:
+    """Return the bundled device of a GPU, or else one of its data sheet."""
+    if gpu.device is not None:
+        return device(gpu.device)
+    return custom_device(
+        name=gpu.name,
+        memory_bytes=usable_bytes(gpu),
+        memory_bytes_per_s=gpu.memory_bytes_per_s,
+        peak_flop_per_s=gpu.peak_flop_per_s,
+        source=gpu.source,
     )
 
 

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import InvalidInputError, PlannerError
-from planner.hardware.devices import Device, device
+from planner.errors import InvalidInputError, PlannerError, UnknownNameError
+from planner.hardware.devices import Device, device, device_names, device_of
 from planner.hardware.expert_layers import expert_layer_s, is_gated, is_measured_layer
 from planner.hardware.gpus import gpu_model
 from planner.hardware.kernel_tables import (
@@ -260,14 +260,16 @@ def _groups(table: KernelTable) -> dict[tuple[str, ...], list[int]]:
 
 
 def _device(gpu: str) -> Device:
-    name = gpu_model(gpu).device
-    if name is None:
+    if gpu in device_names():
+        return device(gpu)
+    try:
+        return device_of(gpu_model(gpu))
+    except UnknownNameError as exc:
         raise InvalidInputError(
-            f"gpu={gpu!r} is {gpu_model(gpu).name}, which is no bundled device; see 'How to add a "
-            "device' in the documentation",
+            f"gpu={gpu[:60]!r} is not known; 'commplan device list' has those that were measured, "
+            "planner/hardware/gpus.json all others",
             where="gpu",
-        )
-    return device(name)
+        ) from exc
 
 
 def _precision(word: str) -> Precision:

@@ -34,12 +34,14 @@ def test_a_device_is_shown_with_its_sources() -> None:
         assert part in shown
     document = json.loads(said("device", "show", "b200-180gb", "--json"))
     assert document["basis"] == "measured"
+    assert json.loads(said("device", "show", "NVIDIA B200", "--json")) == document
+    assert json.loads(said("device", "show", "A40", "--json"))["basis"] == "borrowed"
 
 
 def test_kernels_are_validated_and_predictions_written(tmp_path: Path) -> None:
     table, out = tmp_path / "k.csv", tmp_path / "o.csv"
     table.write_text(
-        "gpu,dtype,m,n,k,time_us\nh100,bf16,4096,8000,8192,700\nA40,bf16,4096,8000,8192,900\n"
+        "gpu,dtype,m,n,k,time_us\nh100,bf16,4096,8000,8192,700\nquantum,bf16,4096,8000,8192,900\n"
     )
     shown = said("validate", "kernels", str(table), "--op", "gemm", "--predictions", str(out))
     assert "shapes that the bundled tables do not hold" in shown
@@ -48,7 +50,7 @@ def test_kernels_are_validated_and_predictions_written(tmp_path: Path) -> None:
     assert header == "gpu,dtype,m,n,k,time_us,predicted_time_us,basis,skipped_reason"
     assert first.startswith("h100,bf16,4096,8000,8192,700,")
     assert ",measured," in first
-    assert "no bundled device" in second
+    assert "is not known" in second
     document = json.loads(said("validate", "kernels", str(table), "--op", "gemm", "--json"))
     assert document["scores"][0]["num_rows"] == 1
 
