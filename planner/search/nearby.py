@@ -4,6 +4,8 @@ Changes are tried one at a time, each by the cost model that prices every candid
 sent, step time. The smallest is the one that slows a step least.
 """
 
+import json
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -12,11 +14,13 @@ import numpy as np
 
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
+from planner.cost.sharing import moved_bytes
 from planner.cost.step import price, timed_ops
 from planner.cost.work import Communication, HostCopy
 from planner.errors import PlannerError
 from planner.frameworks import refused_training, rules_for
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
+from planner.layout.groups import axis_group
 from planner.plan import Layout, MemoryParts, StageMemory, TrainingSpec
 from planner.search.layers import fewest_recomputed
 from planner.search.space import legal_rows
@@ -153,7 +157,7 @@ def nearby_changes(problem: Problem, one: Candidates) -> tuple[Change, ...]:
         after, extra = _step_s(tried.problem, tried.one), _sent_bytes(tried.problem, tried.one)
         slower = after / before - 1 if after is not None and before is not None else None
         moved = extra - sent if extra is not None and sent is not None else 0.0
-        found[str(sorted(tried.fields.items(), key=str))] = Change(
+        found[json.dumps(tried.fields, sort_keys=True, default=str)] = Change(
             tried.what, tried.fields, now, peak - now, moved, slower
         )
     return tuple(
@@ -179,7 +183,7 @@ def _step_s(problem: Problem, one: Candidates) -> float | None:
 
 
 def _sent_bytes(problem: Problem, one: Candidates) -> float | None:
-    """Return bytes of the messages and copies of a rank per step."""
+    """Return bytes that a rank sends to others, and over the host's link, per step."""
     try:
         ops = timed_ops(problem, one)
     except PlannerError:
@@ -188,8 +192,10 @@ def _sent_bytes(problem: Problem, one: Candidates) -> float | None:
     for op in ops:
         timed = op.timed.op
         if isinstance(timed, Communication):
-            sizes += float(timed.size_bytes[0] * op.repeats[0])
-        elif isinstance(timed, HostCopy):
+            group = axis_group(problem.fabric, one, timed.axis)
+            sent = moved_bytes(timed.op, group, timed.size_bytes)
+            sizes += float(sent[0] * op.repeats[0])
+        elif isinstance(timed, HostCopy) and timed.over == "link":
             sizes += float(timed.num_bytes[0] * op.repeats[0])
     return sizes
 
@@ -279,8 +285,12 @@ def _columns(problem: Problem, one: Candidates) -> Iterator[tuple[str, dict[str,
         yield f"micro-batches of {smaller}", {"micro_batch_size": smaller}
         smaller //= 2
     shares = {1: "optimizer", 2: "optimizer and gradients", 3: "all states"}
-    for zero in range(at["zero_stage"] + 1, 4):
-        yield f"ZeRO-{zero}: share out {shares[zero]}", {"zero_stage": zero}
+    is_shared = int(one.dp[0] * one.cp[0]) > 1
+    for zero in range(at["zero_stage"] + 1, 4 if is_shared else 2):
+        what = (
+            f"share out {shares[zero]}" if is_shared else "the distributed optimizer, of one rank"
+        )
+        yield f"ZeRO-{zero}: {what}", {"zero_stage": zero}
     for axis in ("tp", "pp", "cp"):
         for times in (2, 4, 8):
             wider = {axis: at[axis] * times, "dp": int(one.dp[0]) / times}

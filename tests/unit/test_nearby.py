@@ -154,3 +154,24 @@ def test_a_layout_fills_the_nodes_it_is_given() -> None:
             framework="megatron",
         )
     assert isinstance(found.training, TrainingSpec)
+
+
+def test_what_a_change_sends_is_what_leaves_the_rank() -> None:
+    """A group of one sends nothing; the host's own memory is no link; no change twice."""
+    problem, one = layout_problem(
+        model="llama3-70b",
+        layout={"tp": 8},
+        topology=None,
+        nodes=None,
+        device="H100",
+        training={"seq_len": 8192},
+        framework="megatron",
+    )
+    changes = memory_report(problem, one).changes
+    assert changes
+    said = [json.dumps(change.fields, sort_keys=True, default=str) for change in changes]
+    assert len(said) == len(set(said))
+    assert not any("ZeRO-2" in change.what or "ZeRO-3" in change.what for change in changes)
+    link = 70.6e9 / 8 * (4 + 2)  # gradients to the host in fp32, weights back in bf16
+    offloaded = [change for change in changes if "optimizer" in change.what]
+    assert min(change.sent_bytes for change in offloaded) == pytest.approx(link, rel=0.02)
