@@ -5,7 +5,6 @@ sent, step time. The smallest is the one that slows a step least.
 """
 
 import json
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
