@@ -61,7 +61,7 @@ def _beyond_one(problem: Problem, one: Candidates, with_every: Column) -> Column
     excess = held.total_bytes() - problem.capacity_bytes
     share = recomputed_share(one, problem.splits.counts[one.split])
     rest = (held.activations_bytes - with_every) * (1 + FRAGMENTATION.value)
-    # ``rest`` is what the share 1 - share of a rank's layers spares, and a layer's part is share
-    short = excess > 0
-    layers = np.divide(excess * (1 - share), rest * share, out=np.zeros_like(rest), where=short)
+    # rest is what 1 - share of a rank's layers spare, and one layer of every chunk is share of them
+    falls = rest > 0
+    layers = np.divide(excess * (1 - share), rest * share, out=np.zeros_like(rest), where=falls)
     return np.ceil(layers).max(axis=1, initial=0).astype(np.int64)
