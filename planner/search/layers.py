@@ -1,19 +1,18 @@
 """Recompute as few layers as fit: what lies between keeping everything and recomputing all.
 
-Memory falls by the same bytes with every layer of a stage that is recomputed (Megatron-LM's
-``--recompute-method block``), so the fewest that fit follow from one row in closed form, and the
-space of candidates does not grow by a factor.
+Activations fall by the same bytes with every layer of a stage that is recomputed (Megatron-LM's
+``--recompute-method block``), so the fewest that fit follow from two calls of the memory model, and
+the space of candidates does not grow by a factor.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.constants import FRAGMENTATION
-from planner.cost.memory import activation_bytes, memory
+from planner.cost.memory import Memory, memory
 from planner.cost.problem import Problem
-from planner.layout.candidates import Candidates, replaced
-from planner.model.blocks import BLOCK_KINDS, layer_kinds
-from planner.pipeline.laws import in_flight
+from planner.cost.shares import recomputed_share
+from planner.layout.candidates import Candidates, Column, replaced
+from planner.model.blocks import layer_kinds
 
 __all__ = ["fewest_recomputed"]
 
@@ -28,35 +27,41 @@ def fewest_recomputed(problem: Problem, c: Candidates) -> Candidates:
         problem: What stays fixed.
         c: Rows; their own recompute mode does not matter.
     """
-    kinds = set(layer_kinds(problem.model))
-    if len(kinds) > 1 or len(c) == 0:
+    if len(set(layer_kinds(problem.model))) > 1:
         return c.take(slice(0, 0))
-    one = replaced(c.with_recompute("full"), recompute_layers=np.ones(len(c), dtype=np.int64))
-    fewest = 1 + np.ceil(_excess(problem, one) / _falls_by(problem, one)).max(axis=1)
-    layers = problem.splits.counts[c.split][:, :, BLOCK_KINDS.index(kinds.pop())].max(axis=1)
-    fewest = np.maximum(1, fewest)
-    part = fewest * c.virtual_stages < layers
-    tried = replaced(one, recompute_layers=fewest.astype(np.int64)).take(part)
-    peak = memory(problem, tried).total_bytes().max(axis=1)
-    return tried.take(peak <= problem.capacity_bytes)
+    every = c.with_recompute("full")
+    with_every = memory(problem, every)
+    every = every.take(fits := _fits(problem, with_every))
+    one = replaced(every, recompute_layers=np.ones_like(every.recompute_layers))
+    activations = with_every.activations_bytes[fits]
+    fewest = 1 + _beyond_one(problem, one, activations)
+    tried = replaced(one, recompute_layers=fewest)
+    part = recomputed_share(tried, problem.splits.counts[tried.split]).min(axis=1) < 1
+    tried = tried.take(part)
+    return tried.take(_fits(problem, memory(problem, tried)))
 
 
-def _excess(problem: Problem, c: Candidates) -> npt.NDArray[np.float64]:
-    """Return bytes beyond what a rank has, [rows, profiles]; below 0 where it fits."""
-    return np.asarray(memory(problem, c).total_bytes() - problem.capacity_bytes)
+def _fits(problem: Problem, held: Memory) -> Column:
+    """Return a mask of the rows whose fullest rank has what it holds, [rows]."""
+    return np.asarray(held.total_bytes().max(axis=1) <= problem.capacity_bytes)
 
 
-def _falls_by(problem: Problem, c: Candidates) -> npt.NDArray[np.float64]:
-    """Return bytes that one more recomputed layer of every stage spares, [rows, profiles]."""
-    (kind,) = set(layer_kinds(problem.model))
-    of_layer = activation_bytes(problem, c.with_recompute("none"), kind)
-    of_layer = of_layer - activation_bytes(problem, c, kind)
-    held = in_flight(
-        c.schedule[:, None],
-        c.pp[:, None],
-        c.num_micro_batches[:, None],
-        c.virtual_stages[:, None],
-        problem.splits.first_rank[c.split],
-    )
-    per_chunk = of_layer * c.virtual_stages * (1 + FRAGMENTATION.value)
-    return np.asarray(per_chunk[:, None] * held)
+def _beyond_one(problem: Problem, one: Candidates, with_every: Column) -> Column:
+    """Return layers that must be recomputed beside the first, of rows that fit with all, [rows].
+
+    Where the optimizer's step is the peak, recompute changes nothing, and such rows fit as they
+    are; else the peak falls as the activations do.
+
+    Args:
+        problem: What stays fixed.
+        one: Rows that recompute one layer.
+        with_every: Their activations if all layers are recomputed, [rows, profiles].
+    """
+    held = memory(problem, one)
+    excess = held.total_bytes() - problem.capacity_bytes
+    share = recomputed_share(one, problem.splits.counts[one.split])
+    rest = (held.activations_bytes - with_every) * (1 + FRAGMENTATION.value)
+    # rest is what 1 - share of a rank's layers spare, and one layer of every chunk is share of them
+    falls = rest > 0
+    layers = np.divide(excess * (1 - share), rest * share, out=np.zeros_like(rest), where=falls)
+    return np.ceil(layers).max(axis=1, initial=0).astype(np.int64)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from planner.cost.memory import memory
-from planner.cost.problem import Problem
+from planner.cost.problem import Problem, held_gradient_bytes, weight_bytes
 from planner.cost.sharing import moved_bytes
 from planner.cost.step import price, timed_ops
 from planner.cost.work import Communication, HostCopy
@@ -316,8 +316,8 @@ def training_changes(
         yield "a fused loss", {"fused_loss": "cross_entropy"}
     if training.fused_loss != "linear":
         yield "a loss fused with the head (Liger)", {"fused_loss": "linear"}
-    is_wide = training.main_grads != "same" and training.precision in ("bf16", "fp16", "fp8")
-    if is_wide and not exact:
+    is_wider = held_gradient_bytes(training) > weight_bytes(training)
+    if is_wider and not exact:
         yield "gradients accumulated in 16 bits", {"main_grads": "same"}
     if training.optimizer == "adamw" and training.moments == "fp32" and not exact:
         yield "moments in bf16", {"moments": "bf16"}

@@ -19,7 +19,11 @@ LAYER = NORMS + HEADS + 6 * F
 PREDICTING = 4 * H + 4 * H + 4 * H
 
 
-def narrow(pipelines: tuple[tuple[int, int], ...] = ((1, 1),), **fields: Any) -> Problem:
+def narrow(
+    pipelines: tuple[tuple[int, int], ...] = ((1, 1),),
+    training: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Problem:
     document: dict[str, Any] = {
         "name": "narrow",
         "source": "test",
@@ -30,7 +34,7 @@ def narrow(pipelines: tuple[tuple[int, int], ...] = ((1, 1),), **fields: Any) ->
         "feed_forward": {"hidden_size": F},
     }
     model = ModelSpec.model_validate(document | fields)
-    return problem(model, pipelines=pipelines, seq_len=1024)
+    return problem(model, pipelines=pipelines, **{"seq_len": 1024, **(training or {})})
 
 
 WINDOW = {"window": {"size": 8, "layers": (0,)}}
@@ -98,3 +102,24 @@ def test_the_last_stage_has_one_copy_of_the_embedding(tied: bool, copies: int) -
     assert rank_parameters(base, row())[0].sum() == whole
     held = rank_parameters(base, row(pp=2, split=1))[0].sum()
     assert held == whole + copies * H * V
+
+
+def test_every_layer_must_hold_what_the_most_uneven_one_receives() -> None:
+    """One hot layer of four takes as much as four hot ones; their mean would be less."""
+    experts = {"num_experts": 4, "top_k": 1, "expert_hidden_size": 64}
+    even, hot = (1, 1, 1, 1), (5, 1, 1, 1)
+
+    def kept(*counts: tuple[int, ...]) -> float:
+        training = {"expert_load": {"counts": counts}}
+        base = narrow(training=training, experts=experts, moe_layers=(0, 1, 2, 3))
+        return float(activation_bytes(base, row(ep=4, dp_shard=4), "moe")[0])
+
+    worst = kept(hot, hot, hot, hot)
+    assert kept(hot, even, even, even) == worst > kept(even, even, even, even)
+
+
+def test_a_module_for_multi_token_prediction_is_one_more_layer_to_offload() -> None:
+    training = {"offload": ("activations",), "offload_layers": 4}
+    whole = memory(narrow(num_mtp_modules=1), row()).activations_bytes[0, 0]
+    left = memory(narrow(training=training, num_mtp_modules=1), row()).activations_bytes[0, 0]
+    assert left == pytest.approx(whole / 5)

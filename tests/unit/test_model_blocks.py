@@ -17,6 +17,7 @@ from planner.model.blocks import (
     model_flop_per_token,
     mtp_parameter_count,
     parameter_count,
+    window_of,
 )
 from planner.model.bundled import load_model
 from planner.model.spec import (
@@ -246,6 +247,20 @@ def test_windowed_layers_have_the_same_weights_and_less_attention():
     less = model_flop_per_token(full, 128) - model_flop_per_token(model, 128)
     assert less == pytest.approx(3 * 2 * saved)
     assert model_flop_per_token(model, 16) == model_flop_per_token(full, 16)
+
+
+def test_a_module_for_multi_token_prediction_has_the_window_of_the_last_layer():
+    cases: tuple[tuple[tuple[int, ...], BlockKind], ...] = (
+        ((0, 2), "dense_window"),
+        ((0, 1), "dense"),
+    )
+    for layers, last in cases:
+        window = Window(size=16, layers=layers)
+        model = small(window=window, num_mtp_modules=1)
+        assert window_of(model, "mtp") == window_of(model, last)
+        assert window_of(model, "mtp") == (window if last == "dense_window" else None)
+        cores = attention_flop_per_token(model, "mtp", 128)
+        assert cores == attention_flop_per_token(model, last, 128)
 
 
 def test_packed_documents_attend_within_their_own():

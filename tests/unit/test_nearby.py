@@ -1,17 +1,23 @@
 """``commplan memory``: what fills a layout, what is left, and the smallest change that fits."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planner.cost.memory import memory
+from planner.cost.offload import host_work
+from planner.cost.problem import Problem
 from planner.cost.step import price
 from planner.errors import InvalidInputError
-from planner.frameworks import rules_for
-from planner.plan import TrainingSpec
+from planner.frameworks import refused_training, rules_for
+from planner.layout.candidates import Candidates
+from planner.plan import Precision, TrainingSpec
 from planner.reviewing import layout_problem
-from planner.search.nearby import memory_report, nearby_changes
+from planner.search import nearby
+from planner.search.nearby import memory_report, nearby_changes, training_changes
 from tests.unit.conftest import Run
 from tests.unit.problems import problem, row
 
@@ -53,6 +59,83 @@ def test_no_change_breaks_a_rule_of_the_framework() -> None:
         assert "offload" not in change.fields.get("training", {})
 
 
+def a_little_short(base: Problem, one: Candidates, share: float = 0.99) -> Problem:
+    """Return the problem on devices that have ``share`` of what the candidate needs."""
+    capacity = share * float(memory(base, one).total_bytes().max())
+    return replace(base, device=replace(base.device, capacity_bytes=capacity))
+
+
+def test_no_change_of_training_is_one_that_the_framework_refuses() -> None:
+    """The executor has no bf16 moments and no host states; Megatron-LM has, and no fused head."""
+    one, asked = row(**TIGHT), {}
+    for framework in ("megatron", "executor"):
+        base = a_little_short(problem("llama3-8b", framework=framework), one)
+        training = [
+            c.fields["training"] for c in nearby_changes(base, one) if "training" in c.fields
+        ]
+        for fields in training:
+            changed = TrainingSpec.model_validate({**base.training.model_dump(), **fields})
+            assert refused_training(framework, changed) is None
+        asked[framework] = training
+    assert {"moments": "bf16"} in asked["megatron"]
+    assert asked["executor"] == []
+
+
+def test_tensor_parallelism_comes_with_sequence_parallelism() -> None:
+    one = row(**TIGHT)
+    base = a_little_short(problem("llama3-8b"), one)
+    change = next(c for c in nearby_changes(base, one) if c.fields.get("tp") == 2)
+    same = row(**{**TIGHT, "dp_shard": 4, "num_micro_batches": 16}, tp=2, sequence_parallel=True)
+    assert change.peak_bytes == memory(base, same).total_bytes().max()
+
+
+def test_all_layers_are_recomputed_where_some_are_not_enough() -> None:
+    one = row(**TIGHT, recompute="full", recompute_layers=2)
+    every = row(**TIGHT, recompute="full")
+    base = a_little_short(problem("llama3-8b"), one)
+    change = next(c for c in nearby_changes(base, one) if c.what == "recompute all layers")
+    assert change.fields == {"recompute": "full", "recompute_layers": 0}
+    assert change.peak_bytes == memory(base, every).total_bytes().max()
+
+
+def test_replicas_that_do_not_divide_the_new_degree_are_given_up() -> None:
+    """12 data-parallel ranks as 3 times 4 replicas; of 6 there are no 4 replicas, of 3 neither."""
+    fields: dict[str, Any] = {"zero_stage": 1, "dp_shard": 3, "dp_replicate": 4}
+    one = row(**fields, num_micro_batches=4)
+    base = a_little_short(problem("llama3-8b", global_batch_size=48), one)
+    found = {c.fields["tp"]: c.peak_bytes for c in nearby_changes(base, one) if "tp" in c.fields}
+    assert sorted(found) == [2, 4]
+    for tp, dp in ((2, 6), (4, 3)):
+        same = row(zero_stage=1, dp_shard=dp, num_micro_batches=48 // dp, tp=tp,
+                   sequence_parallel=True)  # fmt: skip
+        assert found[tp] == memory(base, same).total_bytes().max()
+
+
+def test_of_many_changes_those_that_change_memory_least_are_priced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = row(**TIGHT)
+    base = a_little_short(problem("llama3-8b"), one)
+    every = nearby_changes(base, one)
+    monkeypatch.setattr(nearby, "_PRICED", 4)
+    few = nearby_changes(base, one)
+    assert len(few) == 4 < len(every)
+    least = sorted((change.peak_bytes for change in every), reverse=True)[:4]
+    assert sorted((change.peak_bytes for change in few), reverse=True) == least
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8", "mxfp8", "nvfp4"])
+def test_gradients_can_be_narrower_wherever_weights_are(precision: Precision) -> None:
+    asked = TrainingSpec(global_batch_size=8, seq_len=64, precision=precision)
+    changes = [fields for _, fields in training_changes(asked)]
+    assert {"main_grads": "same"} in changes
+    assert {"main_grads": "same"} not in [f for _, f in training_changes(asked, exact=True)]
+    same = asked.model_copy(update={"main_grads": "same"})
+    assert {"main_grads": "same"} not in [f for _, f in training_changes(same)]
+    wide = asked.model_copy(update={"precision": "fp32"})
+    assert {"main_grads": "same"} not in [f for _, f in training_changes(wide)]
+
+
 def test_two_changes_are_tried_where_one_is_not_enough() -> None:
     base = problem("llama3-70b", pipelines=((1, 1), (2, 1)))
     one = row(tp=4, pp=2, dp_shard=2, zero_stage=1, sequence_parallel=True, schedule="1f1b",
@@ -87,6 +170,17 @@ def test_an_offloaded_optimizer_says_which_link_hides_it() -> None:
     assert host.link_bytes_per_s == pytest.approx(0.8 * 63e9)  # PCIe 5.0 x16 of an H100
     slower = host.needed_bytes_per_s > host.link_bytes_per_s
     assert (host.exposed_s > 0) == slower
+
+
+def test_the_hosts_own_update_is_no_traffic_on_its_link() -> None:
+    base = problem("llama3-8b", offload=("optimizer",))
+    one = row(dp_shard=8, zero_stage=3, num_micro_batches=8)
+    host = memory_report(base, one).host
+    assert host is not None
+    moved = {op.name: float(op.num_bytes[0] * op.repeats[0]) for op in host_work(base, one)}
+    assert moved["optimizer"] > 0
+    assert host.bytes_per_step == moved["offload_update"]
+    assert host.link_bytes_per_s == pytest.approx(0.8 * 63e9)
 
 
 def test_the_command_shows_stages_and_the_smallest_change(run: Run) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from planner.constants import ACHIEVED_FRACTION, NVME_BYTES_PER_S
+from planner.constants import ACHIEVED_FRACTION, HOST_MEMORY_BYTES_PER_S, NVME_BYTES_PER_S
 from planner.cost.memory import memory
 from planner.cost.offload import host_work, link_bytes_per_s
 from planner.cost.problem import Problem
@@ -46,11 +46,20 @@ def test_states_move_by_the_parameter(
     assert moved(base, **SHARDED)[name] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
-def test_activations_leave_and_come_back_once_a_micro_batch(mode: str) -> None:
+@pytest.mark.parametrize(("zero", "shares"), [(0, 1), (1, 8), (2, 8), (3, 8)])
+def test_an_offloaded_optimizer_moves_the_states_of_its_share(zero: int, shares: int) -> None:
+    """Shared out from ZeRO-1 on, though weights are from ZeRO-3 on alone."""
+    base = problem("llama3-8b", offload=("optimizer",))
+    found = moved(base, **{**SHARDED, "zero_stage": zero})["offload_update"]
+    assert found == pytest.approx(6 * parameter_count(base.model) / shares)
+
+
+@pytest.mark.parametrize(("mode", "layers"), [("none", 0), ("selective", 0), ("full", 0),
+                                              ("full", 1), ("full", 20)])  # fmt: skip
+def test_activations_leave_and_come_back_once_a_micro_batch(mode: str, layers: int) -> None:
     whole = problem("llama3-8b", seq_len=4096)
     base = problem("llama3-8b", seq_len=4096, offload=("activations",))
-    one = {**SHARDED, "recompute": mode}
+    one = {**SHARDED, "recompute": mode, "recompute_layers": layers}
     kept = memory(whole, row(**one)).activations_bytes.max()
     assert moved(base, **one)["offload_activations"] == pytest.approx(2 * 4 * kept)
 
@@ -91,6 +100,25 @@ def test_copies_hide_under_compute_and_the_hosts_update_does_not() -> None:
     assert price(short, row(**SHARDED)).step_time_s()[0] > before.step_time_s()[0]
     update = price(problem("llama3-8b", offload=("optimizer",)), row(**SHARDED))
     assert update.optimizer_s[0] > 5 * plain.optimizer_s[0]
+
+
+def test_the_host_updates_at_the_rate_of_its_memory_with_nothing_beside() -> None:
+    """AdamW reads fp32 gradients, reads and writes 12 bytes of states, and writes 16-bit weights.
+
+    Long sequences leave compute for many times the copies, and still none of it hides.
+    """
+    base = problem("llama3-8b", seq_len=65536, offload=("optimizer",))
+    ops = {
+        op.timed.op.name: op
+        for op in timed_ops(base, row(**SHARDED))
+        if isinstance(op.timed.op, HostCopy)
+    }
+    params = parameter_count(base.model) / 8
+    update, copies = ops["optimizer"], ops["offload_update"]
+    expected = params * (4 + 2 * 12 + 2) / HOST_MEMORY_BYTES_PER_S.value
+    assert update.exposed_s[0] == pytest.approx(expected)
+    assert copies.exposed_s[0] == pytest.approx(params * 6 / link_bytes_per_s(base))
+    assert price(base, row(**SHARDED)).compute_s[0] > 10 * copies.exposed_s[0]
 
 
 def test_copies_add_up_to_the_breakdown() -> None:
