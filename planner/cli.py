@@ -269,7 +269,7 @@ def plan(
             "expert_load": _expert_load(expert_counts, expert_zipf),
             "packing": None if packing is None else _read_json(packing),
         },
-        constraints=dict(map(_constraint, constraint or [])),
+        constraints=_distinct(map(_constraint, constraint or []), "--constraint"),
     )
     if nodelist is not None and nodes is None:
         fields.pop("nodes", None)  # of the file: as many as the list names
@@ -367,6 +367,19 @@ def _assignment(text: str, option: str, known: Iterable[str]) -> tuple[str, Any]
             f"{option} {text!r}: need FIELD=VALUE with a FIELD of {', '.join(known)}", where=option
         )
     return name, _value(value)
+
+
+def _distinct(given: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:
+    """Return the fields, none of which may be given twice."""
+    fields: dict[str, Any] = {}
+    for name, value in given:
+        if name in fields:
+            raise InvalidInputError(
+                f"{option}: {name} is given twice, {fields[name]} and {value}; keep one",
+                where=option,
+            )
+        fields[name] = value
+    return fields
 
 
 def _value(text: str) -> Any:
@@ -1071,7 +1084,9 @@ def memory(
         int | None,
         typer.Option("--global-batch", "-b", help="Sequences per step; default 4 dp pp."),
     ] = None,
-    seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens per sequence.")] = 4096,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", "-s", help="Tokens per sequence; default 4096.")
+    ] = None,
     training: Annotated[
         list[str] | None,
         typer.Option(
@@ -1085,16 +1100,17 @@ def memory(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the memory of one layout by part and stage, and the smallest change that fits it."""
-    asked = dict(_assignment(text, "--layout", LAYOUT_FIELDS) for text in layout.split(",") if text)
-    fields = dict(_assignment(t, "--training", TrainingSpec.model_fields) for t in training or [])
+    degrees = [_assignment(text, "--layout", LAYOUT_FIELDS) for text in layout.split(",") if text]
+    fields = [_assignment(t, "--training", TrainingSpec.model_fields) for t in training or []]
+    options = {"seq_len": seq_len, "global_batch_size": global_batch}
+    fields += [(name, value) for name, value in options.items() if value is not None]
     problem, one = layout_problem(
         model=_model_field(model),
-        layout=asked,
+        layout=_distinct(degrees, "--layout"),
         topology=None if topology is None else _topology_field(topology),
         nodes=nodes,
         device=device,
-        training={"seq_len": seq_len, **fields}
-        | ({} if global_batch is None else {"global_batch_size": global_batch}),
+        training={"seq_len": 4096} | _distinct(fields, "--training"),
         framework=framework,
     )
     report = memory_report(problem, one)

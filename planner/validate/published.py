@@ -188,8 +188,7 @@ def run_of(row: Row) -> Run:
     }
     plain = [field.name for field in fields(Run) if field.name not in derived]
     cells = {
-        name: _whole(asked, name) if name in LIMITS else asked.cells.get(name, "")
-        for name in plain
+        name: _whole(asked, name) if name in LIMITS else asked.cells.get(name, "") for name in plain
     }
     return Run(**cells, **derived)  # type: ignore[arg-type]  # of the fields' own types
 
