@@ -3,7 +3,12 @@
 Cells that a source left empty take the defaults below, each one a sentence in ``assumptions``.
 What a column has no word for follows from the framework and its time: how gradients are kept,
 whether score matrices are stored. These are properties of software, written down here as data
-(``_HABITS``); no row, source or model is known by its name.
+(``_HABITS``).
+
+Names of rows, sources and models are not looked at. That is less than it sounds: the statements of
+the notes that ``published.FACTS`` knows were written down from this one table, and most of them
+stand in the notes of a single source, so that there they say as much as its name would. Which, is
+in docs/memory.md. A table of other runs gains from them only where its notes use the same words.
 """
 
 import math
