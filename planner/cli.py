@@ -281,7 +281,7 @@ def plan(
             "packing": None if packing is None else _read_json(packing),
             **_training_fields(training),
         },
-        constraints=dict(map(_constraint, constraint or [])),
+        constraints=_distinct(map(_constraint, constraint or []), "--constraint"),
     )
     if nodelist is not None and nodes is None:
         fields.pop("nodes", None)  # of the file: as many as the list names
@@ -384,9 +384,22 @@ def _assignment(text: str, option: str, known: Iterable[str]) -> tuple[str, Any]
 def _training_fields(given: list[str] | None) -> dict[str, Any]:
     """Return fields of the training, one word of ``offload`` as the only one."""
     known = TrainingSpec.model_fields
-    fields = dict(_assignment(text, "--training", known) for text in given or [])
+    fields = _distinct((_assignment(t, "--training", known) for t in given or []), "--training")
     if isinstance(fields.get("offload"), str):
         fields["offload"] = [fields["offload"]]
+    return fields
+
+
+def _distinct(given: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:
+    """Return the fields, none of which may be given twice."""
+    fields: dict[str, Any] = {}
+    for name, value in given:
+        if name in fields:
+            raise InvalidInputError(
+                f"{option}: {name} is given twice, {fields[name]} and {value}; keep one",
+                where=option,
+            )
+        fields[name] = value
     return fields
 
 
@@ -1094,7 +1107,9 @@ def memory(
         int | None,
         typer.Option("--global-batch", "-b", help="Sequences per step; default 4 dp pp."),
     ] = None,
-    seq_len: Annotated[int, typer.Option("--seq-len", "-s", help="Tokens per sequence.")] = 4096,
+    seq_len: Annotated[
+        int | None, typer.Option("--seq-len", "-s", help="Tokens per sequence; default 4096.")
+    ] = None,
     training: Annotated[
         list[str] | None,
         typer.Option(
@@ -1108,16 +1123,17 @@ def memory(
     as_json: JsonFlag = False,
 ) -> None:
     """Show the memory of one layout by part and stage, and the smallest change that fits it."""
-    asked = dict(_assignment(text, "--layout", LAYOUT_FIELDS) for text in layout.split(",") if text)
-    fields = dict(_assignment(t, "--training", TrainingSpec.model_fields) for t in training or [])
+    degrees = [_assignment(text, "--layout", LAYOUT_FIELDS) for text in layout.split(",") if text]
+    fields = [_assignment(t, "--training", TrainingSpec.model_fields) for t in training or []]
+    options = {"seq_len": seq_len, "global_batch_size": global_batch}
+    fields += [(name, value) for name, value in options.items() if value is not None]
     problem, one = layout_problem(
         model=_model_field(model),
-        layout=asked,
+        layout=_distinct(degrees, "--layout"),
         topology=None if topology is None else _topology_field(topology),
         nodes=nodes,
         device=device,
-        training={"seq_len": seq_len, **fields}
-        | ({} if global_batch is None else {"global_batch_size": global_batch}),
+        training={"seq_len": 4096} | _distinct(fields, "--training"),
         framework=framework,
     )
     report = memory_report(problem, one)

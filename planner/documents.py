@@ -102,7 +102,7 @@ def explain_errors(
     """
     read = errors[:_MAX_READ_ERRORS]
     located = [(*_locate(error, value), error) for error in read]
-    kept = _closest_members(located)
+    kept = _without_echoes(_closest_members(located))
     lines = [_sentence(path, error) for path, error in kept[:_MAX_SHOWN_ERRORS]]
     if len(kept) > _MAX_SHOWN_ERRORS:
         lines.append(f"and {len(kept) - _MAX_SHOWN_ERRORS + len(errors) - len(read)} more")
@@ -196,6 +196,14 @@ def _closest_members(
         (path, error)
         for path, member, error in located
         if member is None or best[member[0]] == member[1]
+    ]
+
+
+def _without_echoes(kept: Sequence[tuple[str, ErrorDetails]]) -> list[tuple[str, ErrorDetails]]:
+    """Drop that a list is too short where that is so because pydantic left out its bad items."""
+    lists = {path.rpartition("[")[0] for path, _ in kept if "[" in path}
+    return [
+        (path, error) for path, error in kept if error["type"] != "too_short" or path not in lists
     ]
 
 

@@ -153,11 +153,11 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 # beside the compute, or gathered before it.
 ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
-# backward = gradients of the inputs; "step" ops happen once per optimizer step.
 # How a rank issues its kernels: one by one, or as graphs that it captured.
 Launch = Literal["eager", "cuda_graph"]
 # Of matrix products; below 16 bits, weights and activations are stored in bf16 and cast for them.
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "fp64"]
+# backward = gradients of the inputs; "step" ops happen once per optimizer step.
 Phase = Literal["forward", "backward", "weight_gradient", "recompute", "step"]
 
 Offloaded = Literal["weights", "gradients", "optimizer", "activations"]
@@ -276,10 +276,10 @@ class Packing(Document):
     at its end counts as two. Only the proportions of the counts matter.
     """
 
-    lengths: tuple[Annotated[int, Field(ge=1, le=16_777_216)], ...] = Field(
+    lengths: tuple[Annotated[int, Field(strict=True, ge=1, le=16_777_216)], ...] = Field(
         min_length=1, max_length=65_536, description="tokens"
     )
-    counts: tuple[Annotated[int, Field(ge=1, le=10**15)], ...] = Field(
+    counts: tuple[Annotated[int, Field(strict=True, ge=1, le=10**15)], ...] = Field(
         min_length=1, max_length=65_536, description="documents of each length"
     )
 
@@ -395,6 +395,19 @@ class TrainingSpec(Document):
             raise ValueError(
                 f"packing.lengths: {longest} tokens, but a sequence holds seq_len={self.seq_len}; "
                 "cut longer documents at that length, or give a longer seq_len"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _offload_is_said_once(self) -> "TrainingSpec":
+        for part in self.offload:
+            if self.offload.count(part) > 1:
+                raise ValueError(f"offload names {part} twice; name each part once")
+        if self.offload_layers is not None and "activations" not in self.offload:
+            raise ValueError(
+                f"offload_layers={self.offload_layers} counts layers whose activations are "
+                f"offloaded, but offload names {', '.join(self.offload) or 'nothing'}; add "
+                "activations to offload, or leave offload_layers out"
             )
         return self
 

@@ -292,14 +292,20 @@ def _variants(
     """Yield (split, schedule, micro-batch, recompute, sequence parallel) of one pipeline."""
     schedules = ["none"] if pp == 1 else (["interleaved_1f1b"] if v > 1 else ["1f1b", "gpipe"])
     micro_batches = [d for d in divisors(sequences) if d <= MAX_MICRO_BATCH_SIZE]
+    held_layers = constraints.recompute_layers
+    splits = [
+        split
+        for split in problem.splits.rows(pp, v)
+        if held_layers is None or held_layers <= max(problem.splits.layers[split])
+    ]
     for split, schedule, micro, recompute, sequence_parallel in product(
-        problem.splits.rows(pp, v), schedules, micro_batches, RECOMPUTE_MODES, (False, True)
+        splits, schedules, micro_batches, RECOMPUTE_MODES, (False, True)
     ):
         if (
             _allowed(constraints.schedule, schedule)
             and _allowed(constraints.micro_batch_size, micro)
             and _allowed(constraints.recompute, recompute)
-            and (constraints.recompute_layers is None or recompute == "full")
+            and (held_layers is None or recompute == "full")
             and _allowed(constraints.sequence_parallel, sequence_parallel)
         ):
             yield (
@@ -369,7 +375,19 @@ def _no_batch(batch: int, degrees: set[int]) -> str:
 
 def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Constraints) -> str:
     """Say which constraint leaves no schedule or micro-batch; the one named was tried alone."""
+    mode, layers = constraints.recompute, constraints.recompute_layers
+    if layers is not None and mode not in (None, "full"):
+        return (
+            f"constraints.recompute={mode} has no recompute_layers, but recompute_layers={layers}; "
+            "try recompute=full, or leave one of them out"
+        )
     batch = problem.training.global_batch_size
+    shapes = {(layout.pp, layout.virtual_stages) for layout in layouts}
+    most = max(
+        max(problem.splits.layers[split])
+        for shape in shapes
+        for split in problem.splits.rows(*shape)
+    )
     shares = sorted({batch // layout.dp for layout in layouts})
     reasons = {
         "schedule": "'none' needs pp=1, '1f1b' and 'gpipe' pp >= 2, 'interleaved_1f1b' also "
@@ -377,11 +395,17 @@ def _no_variant(problem: Problem, layouts: Sequence[_Degrees], constraints: Cons
         "sequence_parallel": "sequence parallelism needs tp >= 2",
         "micro_batch_size": "must divide the sequences of a data-parallel rank "
         f"({', '.join(map(str, shares[:8]))} here) and be at most {MAX_MICRO_BATCH_SIZE}",
+        "recompute_layers": f"must be at most {most}, the layers of the largest stage there is; "
+        "recompute=full without it recomputes all",
     }
     for name, reason in reasons.items():
         value = getattr(constraints, name)
         without = constraints.model_copy(update={name: None})
         if value is not None and any(True for _ in _blocks(problem, layouts, without)):
             return f"constraints.{name}={value} fits none of the layouts left: {reason}"
-    held = ", ".join(f"{name}={getattr(constraints, name)}" for name in reasons)
-    return f"no micro-batch is left under {held}; drop several of them"
+    held = ", ".join(
+        f"{name}={getattr(constraints, name)}"
+        for name in reasons
+        if getattr(constraints, name) is not None
+    )
+    return f"nothing is left under {held} together; drop several of them"

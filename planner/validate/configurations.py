@@ -3,34 +3,41 @@
 Cells that a source left empty take the defaults below, each one a sentence in ``assumptions``.
 What a column has no word for follows from the framework and its time: how gradients are kept,
 whether score matrices are stored. These are properties of software, written down here as data
-(``_HABITS``); no row, source or model is known by its name.
+(``_HABITS``).
+
+Names of rows, sources and models are not looked at. That is less than it sounds: the statements of
+the notes that ``published.FACTS`` knows were written down from this one table, and most of them
+stand in the notes of a single source, so that there they say as much as its name would. Which, is
+in docs/memory.md. A table of other runs gains from them only where its notes use the same words.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from planner.cost.problem import Problem
+from planner.documents import validated
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.devices import Device, custom_device, device, usable_bytes
 from planner.hardware.gpus import GpuModel, gpu_model
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
 from planner.model.blocks import BlockKind, block_flop_per_token, layer_kinds
 from planner.model.bundled import load_model, model_names
-from planner.model.spec import Attention, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
+from planner.model.spec import Attention, LatentAttention, MixtureOfExperts, ModelSpec
 from planner.pipeline.partition import SplitTable, balanced_layers, split_table, splits_of
-from planner.plan import ScheduleName, TrainingSpec
+from planner.plan import Document, Precision, ScheduleName, TrainingSpec
 from planner.search.layers import fewest_recomputed
 from planner.search.rank import peak_memory_bytes
 from planner.topology.compile import compile_fabric
 from planner.topology.fabric import Fabric
 from planner.validate.machines import Machine, machine_document
-from planner.validate.published import Run
+from planner.validate.published import LIMITS, Run
 
 __all__ = ["Configuration", "configuration", "joint_of"]
 
@@ -59,6 +66,9 @@ _LATENT: Final = {
 }
 # Head dimensions that kernels exist for, where hidden / heads is none of them.
 _HEAD_DIMS: Final = (64, 128, 256)
+_MAX_NAME_LENGTH: Final = 120  # of a ``ModelSpec``
+
+DocumentT = TypeVar("DocumentT", bound=Document)
 
 
 class _Habit(NamedTuple):
@@ -172,6 +182,7 @@ def configuration(run: Run) -> Configuration:
     Raises:
         InvalidInputError: The columns do not say enough, or contradict each other.
     """
+    _refuse_beyond_limits(run)
     said: list[str] = []
     degrees = _degrees(run, said)
     habits = [habit for habit in _HABITS if re.search(habit.named, run.framework.lower())]
@@ -216,6 +227,40 @@ def configuration(run: Run) -> Configuration:
     candidate = Candidates(**{name: np.array([value]) for name, value in values.items()})
     candidate = _with_recompute(run, problem, candidate, said)
     return Configuration(problem, candidate, tuple(said))
+
+
+def _refuse_beyond_limits(run: Run) -> None:
+    """Refuse a cell that no model or training can have."""
+    for name, (_, most) in LIMITS.items():
+        value = getattr(run, name)
+        if value is not None and value > most:
+            raise InvalidInputError(f"{name}={value} must be at most {most}", where=name)
+    if len(run.model) > _MAX_NAME_LENGTH:
+        raise InvalidInputError(
+            f"model={run.model[:20]!r}... has {len(run.model)} characters; need at most "
+            f"{_MAX_NAME_LENGTH}",
+            where="model",
+        )
+    if run.sequence_parallel.lower() not in ("", "true", "false"):
+        raise InvalidInputError(
+            f"sequence_parallel={run.sequence_parallel!r} must be one of true, false, or empty",
+            where="sequence_parallel",
+        )
+
+
+def _document(
+    kind: type[DocumentT], run: Run, columns: Sequence[str], fields: Mapping[str, Any]
+) -> DocumentT:
+    """Return ``fields`` as a document; what is wrong with it is told with the cells it is from.
+
+    Raises:
+        InvalidInputError: They contradict each other, or exceed what is planned for.
+    """
+    try:
+        return validated(kind, dict(fields))
+    except InvalidInputError as exc:
+        cells = ", ".join(f"{c}={getattr(run, c)}" for c in columns if getattr(run, c) is not None)
+        raise InvalidInputError(f"{cells}: {exc}", where=columns[0]) from exc
 
 
 def _needed(run: Run, *names: str) -> None:
@@ -334,27 +379,39 @@ def _model(run: Run, tp: int, said: list[str]) -> ModelSpec:
         _needed(run, "moe_topk")
         assert run.moe_topk is not None, "checked above"
         inner = run.moe_ffn_hidden or width
-        experts = MixtureOfExperts(
-            num_experts=run.moe_experts,
-            top_k=run.moe_topk,
-            expert_hidden_size=inner,
-            shared_hidden_size=inner * (run.moe_shared_experts or 0),
+        if run.moe_topk > run.moe_experts:
+            raise InvalidInputError(
+                f"moe_topk={run.moe_topk} must be at most moe_experts={run.moe_experts}",
+                where="moe_topk",
+            )
+        experts = _document(
+            MixtureOfExperts,
+            run,
+            ("moe_experts", "moe_topk", "moe_ffn_hidden", "moe_shared_experts"),
+            {
+                "num_experts": run.moe_experts,
+                "top_k": run.moe_topk,
+                "expert_hidden_size": inner,
+                "shared_hidden_size": inner * (run.moe_shared_experts or 0),
+            },
         )
         dense = 3 if "three_dense_layers" in run.facts else 0
         moe_layers = tuple(range(dense, run.layers))
-    return ModelSpec(
-        name=run.model or "published run",
-        source="columns of the table",
-        num_layers=run.layers,
-        hidden_size=run.hidden,
-        vocab_size=run.vocab or _GPT2_VOCABULARY,
-        attention=_attention(run, tp, said),
-        feed_forward=FeedForward(hidden_size=width, gated=not is_gpt),
-        experts=experts,
-        moe_layers=moe_layers,
-        norm="layer" if is_gpt else "rms",
-        tied_embeddings=is_gpt,
-    )
+    fields = {
+        "name": run.model or "published run",
+        "source": "columns of the table",
+        "num_layers": run.layers,
+        "hidden_size": run.hidden,
+        "vocab_size": run.vocab or _GPT2_VOCABULARY,
+        "attention": _attention(run, tp, said),
+        "feed_forward": {"hidden_size": width, "gated": not is_gpt},
+        "experts": experts,
+        "moe_layers": moe_layers,
+        "norm": "layer" if is_gpt else "rms",
+        "tied_embeddings": is_gpt,
+    }
+    columns = ("layers", "hidden", "ffn_hidden", "heads", "vocab", "moe_experts", "moe_ffn_hidden")
+    return _document(ModelSpec, run, columns, fields)
 
 
 def _has_shape(model: ModelSpec, run: Run) -> bool:
@@ -378,19 +435,29 @@ def _attention(run: Run, tp: int, said: list[str]) -> Attention | LatentAttentio
     heads = run.heads
     if heads is None:
         hidden = run.hidden
-        fitting = [n for n in range(tp, hidden + 1, tp) if hidden % n == 0]
+        step = math.lcm(tp, run.kv_heads or 1)
+        fitting = [n for n in range(step, hidden + 1, step) if hidden % n == 0]
         if not fitting:
-            raise InvalidInputError("heads not given", where="heads")
+            raise InvalidInputError(
+                f"heads is not given, and no multiple of tp={tp} and kv_heads={run.kv_heads or 1} "
+                f"divides hidden={hidden}; give heads",
+                where="heads",
+            )
         heads = min(fitting, key=lambda n: abs(hidden / n - 128))
         said.append(f"heads are not printed: {heads}, of about 128")
     if "latent_attention" in run.facts:
         said.append("latent attention has the ranks and widths of DeepSeek-V3's")
-        return LatentAttention(num_heads=heads, **_LATENT)
+        return _document(LatentAttention, run, ("heads",), {"num_heads": heads, **_LATENT})
+    if heads % (run.kv_heads or heads):
+        raise InvalidInputError(
+            f"heads={heads} must be a multiple of kv_heads={run.kv_heads}", where="kv_heads"
+        )
     dim, rest = divmod(run.hidden, heads)
     if rest or (run.kv_heads not in (None, heads) and dim not in _HEAD_DIMS):
         dim = min((d for d in _HEAD_DIMS if d >= dim), default=dim)
         said.append(f"hidden / heads is no head dimension: {dim}")
-    return Attention(num_heads=heads, num_kv_heads=run.kv_heads or heads, head_dim=dim)
+    fields = {"num_heads": heads, "num_kv_heads": run.kv_heads or heads, "head_dim": dim}
+    return _document(Attention, run, ("heads", "kv_heads", "hidden"), fields)
 
 
 # ----------------------------------------------------------------------------- how it is trained
@@ -407,7 +474,13 @@ def _training(
     fields: dict[str, Any] = {}
     for habit in reversed(habits):
         fields |= habit.training
-    precision = _PRECISIONS.get(run.precision, run.precision)
+    asked = run.precision.lower()
+    if asked and asked not in get_args(Precision):
+        raise InvalidInputError(
+            f"precision={run.precision!r} must be one of {', '.join(get_args(Precision))}",
+            where="precision",
+        )
+    precision = _PRECISIONS.get(asked, asked)
     if not precision:
         precision = "fp16" if gpu.architecture == "volta" else "bf16"
         said.append(f"precision is not printed: {precision}")
@@ -420,7 +493,8 @@ def _training(
     if "optimizer_on_cpu" in run.facts:
         fields["offload"] = ("gradients", "optimizer")
     if run.offloaded_layers:
-        fields |= {"offload": ("activations",), "offload_layers": run.offloaded_layers}
+        fields["offload"] = (*fields.get("offload", ()), "activations")
+        fields["offload_layers"] = run.offloaded_layers
     if model.experts is not None and "capacity_factor_1" in run.facts:
         fields["expert_capacity"] = {"factor": 1.0}
     batch = run.global_batch
@@ -428,9 +502,9 @@ def _training(
         batch = degrees["dp"] * (run.micro_batch or 1) * 4 * degrees["pp"]
         said.append(f"global_batch is not printed: {batch:,}, four micro-batches per stage")
     assert run.seq_len is not None, "checked by _degrees"
-    return TrainingSpec.model_validate(
-        {"global_batch_size": batch, "seq_len": run.seq_len, "precision": precision, **fields}
-    )
+    fields |= {"global_batch_size": batch, "seq_len": run.seq_len, "precision": precision}
+    columns = ("seq_len", "global_batch", "precision", "n_gpus", "micro_batch", "offloaded_layers")
+    return _document(TrainingSpec, run, columns, fields)
 
 
 def _kernels(run: Run, model: ModelSpec, gpu: GpuModel, said: list[str]) -> dict[str, Any]:
@@ -469,7 +543,7 @@ def _sequence_parallel(run: Run, tp: int, habits: list[_Habit], said: list[str])
     if tp == 1:
         return False
     if run.sequence_parallel:
-        return run.sequence_parallel == "true"
+        return run.sequence_parallel.lower() == "true"
     usual = bool(run.moe_experts) or any(habit.sequence_parallel for habit in habits)
     said.append(f"sequence_parallel is not printed: {'on' if usual else 'off'}")
     return usual
@@ -497,14 +571,17 @@ def _pipeline(
         for kind in ("embedding", "head", *set(kinds))
     }
     counted = run.facts & {"ends_hold_one_layer_less", "ends_count_as_layers"}
+    # with both ends counted as layers, they may be all that the first and last stage hold
+    ends_fill = stages == len(kinds) + 2
+    if stages > len(kinds) and not ends_fill:
+        raise InvalidInputError(
+            f"layers={len(kinds)} do not fill the {stages} stages of pp={pp} * vpp={chunks}; need "
+            "at most as many stages as layers",
+            where="pp" if pp > len(kinds) else "vpp",
+        )
     if counted or (len(kinds) % stages and (len(kinds) + 2) % stages == 0):
         layers = _with_short_ends(len(kinds), stages)
         said.append("embedding and head count as a layer each")
-    elif stages > len(kinds):
-        raise InvalidInputError(
-            f"{len(kinds)} layers do not fill pp({pp}) * vpp({chunks}) = {stages} stages",
-            where="pp",
-        )
     else:
         layers = balanced_layers([1.0] * len(kinds), stages)
     if pp == 1:

@@ -17,6 +17,7 @@ from planner.validate.rows import Row, refuse, table_rows
 
 __all__ = [
     "FACTS",
+    "LIMITS",
     "OUTCOME_COLUMNS",
     "Run",
     "RunOutcome",
@@ -55,17 +56,20 @@ _REQUIRED: Final = (
     *("id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "tp", "pp", "micro_batch"),
     *("global_batch", "precision", "zero_or_fsdp", "recompute", "framework"),
 )
-_COUNTS: Final[dict[str, tuple[float, float]]] = {
+# Least and most that can be planned for, as of ``ModelSpec`` and ``TrainingSpec`` where they have
+# the field. A cell below, or that is no whole number, is a slip of the pen: the table is refused.
+# One above is read, and whoever predicts passes over that row alone.
+LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "layers": (1, 4096),
-    "hidden": (1, 1 << 20),
-    "ffn_hidden": (1, 1 << 22),
-    "heads": (1, 1 << 16),
-    "kv_heads": (1, 1 << 16),
-    "vocab": (1, 1 << 22),
-    "seq_len": (1, 1 << 26),
+    "hidden": (1, 1 << 24),
+    "ffn_hidden": (1, 1 << 24),
+    "heads": (1, 1 << 24),
+    "kv_heads": (1, 1 << 24),
+    "vocab": (1, 1 << 24),
+    "seq_len": (1, 16_777_216),
     "moe_experts": (0, 1 << 16),
     "moe_topk": (0, 1 << 16),
-    "moe_ffn_hidden": (0, 1 << 22),
+    "moe_ffn_hidden": (0, 1 << 24),
     "moe_shared_experts": (0, 1 << 10),
     "n_gpus": (1, 1 << 20),
     "gpus_per_node": (1, 1024),
@@ -75,11 +79,12 @@ _COUNTS: Final[dict[str, tuple[float, float]]] = {
     "ep": (1, 1 << 16),
     "vpp": (1, 4096),
     "micro_batch": (1, 1 << 20),
-    "global_batch": (1, 1 << 24),
+    "global_batch": (1, 1_000_000),
     "nics_per_node": (0, 256),
 }
 _MEASURED: Final = {"memory_gb_per_gpu": (1e-3, 1e5), "measured_step_time_s": (1e-6, 1e9)}
 _GBIT_BYTES: Final = 1e9 / 8
+_MOST_READ: Final = 1e18  # a whole number of 64 bits, whatever the column
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +188,7 @@ def run_of(row: Row) -> Run:
     }
     plain = [field.name for field in fields(Run) if field.name not in derived]
     cells = {
-        name: _whole(asked, name) if name in _COUNTS else asked.cells.get(name, "")
-        for name in plain
+        name: _whole(asked, name) if name in LIMITS else asked.cells.get(name, "") for name in plain
     }
     return Run(**cells, **derived)  # type: ignore[arg-type]  # of the fields' own types
 
@@ -215,7 +219,7 @@ def _number(row: Row, column: str, limits: tuple[float, float]) -> float | None:
 
 
 def _whole(row: Row, column: str) -> int | None:
-    value = _number(row, column, _COUNTS[column])
+    value = _number(row, column, (LIMITS[column][0], _MOST_READ))
     if value is None:
         return None
     if value != int(value):

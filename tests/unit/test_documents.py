@@ -93,6 +93,18 @@ def test_many_errors_are_counted_not_listed() -> None:
     assert str(caught.value).startswith("file.json: ")
 
 
+def test_a_bad_item_is_told_once_and_not_as_a_list_that_is_too_short() -> None:
+    packing = {"lengths": ["1"], "counts": [True]}
+    with pytest.raises(InvalidInputError) as caught:
+        validated(TrainingSpec, {**TRAINING, "packing": packing})
+    assert str(caught.value) == (
+        "packing.lengths[0] must be an integer, got '1'; "
+        "packing.counts[0] must be an integer, got true"
+    )
+    with pytest.raises(InvalidInputError, match="at least 1 item"):
+        validated(TrainingSpec, {**TRAINING, "packing": {"lengths": [], "counts": [1]}})
+
+
 def test_a_rule_across_fields_speaks_its_own_words() -> None:
     with pytest.raises(InvalidInputError, match="attention: num_heads") as caught:
         validated(

@@ -1,6 +1,7 @@
 """The contract: ranks and groups in Megatron order, and what a plan refuses."""
 
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,7 +12,9 @@ from planner.plan import (
     CollectiveChoice,
     Layout,
     Method,
+    Packing,
     Plan,
+    TrainingSpec,
     canonical_json,
     coordinates,
     document_hash,
@@ -108,3 +111,36 @@ def test_an_operation_on_an_axis_is_chosen_once() -> None:
     twice = plan.model_dump() | {"collectives": [plan.collectives[0].model_dump()] * 2}
     with pytest.raises(ValidationError, match="all_reduce on dp_cp twice"):
         Plan.model_validate(twice)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"offload_layers": 4}, "offload_layers=4 counts layers whose activations"),
+        ({"offload_layers": 4, "offload": ["optimizer"]}, "offload_layers=4"),
+        ({"offload": ["optimizer", "weights", "optimizer"]}, "offload names optimizer twice"),
+    ],
+)
+def test_an_offload_that_contradicts_itself_is_refused(fields: dict[str, Any], said: str) -> None:
+    whole = {"global_batch_size": 8, "seq_len": 128, **fields}
+    with pytest.raises(ValidationError, match=said):
+        TrainingSpec.model_validate(whole)
+
+
+def test_layers_are_offloaded_with_activations() -> None:
+    fields = {"offload": ["activations", "optimizer"], "offload_layers": 4}
+    found = TrainingSpec.model_validate({"global_batch_size": 8, "seq_len": 128, **fields})
+    assert found.offload_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts", "field"),
+    [(["1"], [1], "lengths"), ([1], [True], "counts"), ([1.0], [1], "lengths")],
+)
+def test_packing_takes_whole_numbers_and_nothing_like_them(
+    lengths: list[Any], counts: list[Any], field: str
+) -> None:
+    with pytest.raises(ValidationError, match=field):
+        Packing.model_validate({"lengths": lengths, "counts": counts})
+    again = Packing.model_validate_json('{"lengths": [4, 2], "counts": [1, 3]}')
+    assert again == Packing(lengths=(4, 2), counts=(1, 3))

@@ -1,5 +1,6 @@
 """The reader of published training runs: no outcome gets through, and defaults are said."""
 
+from collections import Counter
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +11,7 @@ from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES
 from planner.model.blocks import parameter_count
 from planner.validate.configurations import configuration
 from planner.validate.published import (
+    FACTS,
     OUTCOME_COLUMNS,
     Run,
     read_runs,
@@ -84,6 +86,20 @@ def test_a_cell_that_cannot_be_is_named_with_its_line(cells: dict[str, str], col
     with pytest.raises(InvalidInputError, match=column) as caught:
         read_runs(table_of({"id": "first"}, cells), source="table.csv")
     assert caught.value.where == f"line 3, {column}"
+
+
+def test_the_page_says_which_sources_state_a_fact() -> None:
+    page = (TABLE.parents[2] / "docs" / "memory.md").read_text()
+    stated: dict[str, Counter[str]] = {name: Counter() for name in (*FACTS, "offloaded layers")}
+    for row in read_runs(TABLE.read_bytes(), source="training_runs.csv"):
+        run, source = run_of(row), run_outcome(row).source
+        for fact in (*run.facts, *(["offloaded layers"] if run.offloaded_layers else [])):
+            stated[fact][source] += 1
+    for fact, sources in stated.items():
+        by = ", ".join(f"{source} {rows}" for source, rows in sources.most_common())
+        where = f"{next(iter(sources))} alone" if len(sources) == 1 else by
+        name = f"`{fact}`" if fact in FACTS else fact
+        assert f"| {name} | {sources.total()} | {where} |" in page
 
 
 def test_rows_have_ids_of_their_own_and_the_columns_that_are_needed() -> None:

@@ -108,6 +108,34 @@ def test_the_layers_asked_for_are_recomputed_and_no_others() -> None:
     assert set(none.recompute_layers.tolist()) == {0}
 
 
+@pytest.mark.parametrize(
+    ("held", "named", "needed"),
+    [
+        ({"recompute": "none", "recompute_layers": 2}, "recompute=none", "recompute=full"),
+        ({"recompute": "selective", "recompute_layers": 2}, "recompute=selective", "=full"),
+        ({"recompute_layers": 33}, "recompute_layers=33", "at most 32"),
+        ({"pp": 4, "recompute_layers": 9}, "recompute_layers=9", "at most 8"),
+        ({"recompute": "full", "recompute_layers": 33}, "recompute_layers=33", "at most 32"),
+    ],
+)
+def test_layers_that_cannot_be_recomputed_are_refused_with_what_is_needed(
+    held: dict[str, Any], named: str, needed: str
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        enumerate_candidates(small("llama3-8b"), Constraints(**held))
+    assert f"constraints.{named}" in str(caught.value) or named in str(caught.value)
+    assert "recompute_layers" in str(caught.value)
+    assert needed in str(caught.value)
+    assert caught.value.where == "constraints"
+
+
+def test_a_stage_has_the_layers_that_are_recomputed() -> None:
+    base = small("llama3-8b")
+    found = enumerate_candidates(base, Constraints(recompute_layers=9)).candidates
+    assert len(found)
+    assert all(max(base.splits.layers[split]) >= 9 for split in set(found.split.tolist()))
+
+
 def test_one_row_costs_what_it_costs_among_many() -> None:
     for name in ("llama3-8b", "mixtral-8x7b"):
         base = small(name)

@@ -100,6 +100,57 @@ def test_the_table_of_predictions_has_a_line_for_every_row() -> None:
     assert lines[1]["skipped_reason"] == "layers not given"
 
 
+ENDS = "first and last stages hold one layer less"
+MOE = {"moe_experts": "8", "moe_topk": "2", "moe_ffn_hidden": "2048"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "field", "needed"),
+    [
+        ({"heads": "7"}, "heads=7", "multiple of"),
+        ({"heads": "", "kv_heads": "24"}, "kv_heads=24", "heads is not given"),
+        ({"heads": "", "hidden": "7", "kv_heads": ""}, "hidden=7", "heads is not given"),
+        ({"kv_heads": "7"}, "kv_heads=7", "multiple of"),
+        ({"kv_heads": "1000"}, "kv_heads=1000", "multiple of"),
+        (MOE | {"moe_topk": "9"}, "moe_topk=9", "at most moe_experts"),
+        (MOE | {"moe_topk": "0"}, "moe_topk=0", "1"),
+        (MOE | {"moe_experts": "1"}, "moe_experts=1", "2"),
+        ({"hidden": "1048576", "layers": "4096"}, "hidden=1048576", "at most 1e+15"),
+        ({"layers": "4097"}, "layers=4097", "at most 4096"),
+        ({"model": "m" * 121}, "model", "at most 120"),
+        ({"seq_len": "67108864"}, "seq_len=67108864", "at most 16777216"),
+        ({"global_batch": "16777216"}, "global_batch=16777216", "at most 1000000"),
+        ({"precision": "int3"}, "precision='int3'", "bf16, fp16"),
+        ({"sequence_parallel": "maybe"}, "sequence_parallel='maybe'", "true, false"),
+        ({"layers": "1", "pp": "8", "n_gpus": "64"}, "pp=8", "at most"),
+        ({"layers": "1", "pp": "8", "n_gpus": "64", "notes": ENDS}, "pp=8", "at most"),
+        ({"pp": "8", "n_gpus": "64", "vpp": "4096", "notes": ENDS}, "vpp=4096", "at most"),
+        ({"layers": "7", "pp": "8", "n_gpus": "64", "notes": ENDS}, "pp=8", "at most"),
+    ],
+)
+def test_a_bad_row_is_skipped_with_its_reason_and_its_neighbours_are_predicted(
+    cells: dict[str, str], field: str, needed: str
+) -> None:
+    table = table_of({"id": "before"}, {"id": "bad", **cells}, {"id": "after"})
+    before, bad, after = predict_memory(map(run_of, read_runs(table, source="table.csv")))
+    assert bad.memory_gib is None
+    assert field in bad.skipped_reason
+    assert needed in bad.skipped_reason
+    assert before.memory_gib == after.memory_gib
+    assert before.memory_gib is not None
+
+
+def test_a_precision_is_read_in_any_case() -> None:
+    upper, lower = predict_memory([run_of(row_of(precision=word)) for word in ("BF16", "bf16")])
+    assert upper == lower
+    assert upper.memory_gib is not None
+
+
+def test_both_ends_may_be_empty_where_they_count_as_layers() -> None:
+    (found,) = predict_memory([run_of(row_of(layers="6", pp="8", n_gpus="64", notes=ENDS))])
+    assert found.memory_gib is not None
+
+
 def test_the_command_scores_a_file(run: Run, tmp_path: Path) -> None:
     table, out = tmp_path / "runs.csv", tmp_path / "out.csv"
     table.write_text(table_of({"id": "a"}, {"id": "b", "layers": ""}))
