@@ -24,8 +24,9 @@ import numpy as np
 from planner.cost.problem import Problem
 from planner.documents import validated
 from planner.errors import InvalidInputError, UnknownNameError
-from planner.hardware.devices import Device, custom_device, device, usable_bytes
+from planner.hardware.devices import Device, device_of
 from planner.hardware.gpus import GpuModel, gpu_model
+from planner.hardware.roofline import peak_of
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
 from planner.model.blocks import BlockKind, block_flop_per_token, layer_kinds
 from planner.model.bundled import load_model, model_names
@@ -41,8 +42,6 @@ from planner.validate.published import LIMITS, Run
 
 __all__ = ["Configuration", "configuration", "joint_of"]
 
-# What the precision column calls them -> what weights are stored in, and products done in.
-_PRECISIONS: Final = {"mxfp8": "fp8", "nvfp4": "fp8"}
 _SCHEDULES: Final[Mapping[str, ScheduleName]] = {
     "1f1b": "1f1b",
     "interleaved": "interleaved_1f1b",
@@ -301,17 +300,11 @@ def _gpu(run: Run) -> GpuModel:
     return gpu_model(run.gpu)
 
 
-def _device(gpu: GpuModel, precision: str) -> Device:
-    """Return the bundled device, or one of the GPU's data sheet."""
-    if gpu.device is not None:
-        return device(gpu.device)
-    return custom_device(
-        name=gpu.name,
-        memory_bytes=usable_bytes(gpu),
-        memory_bytes_per_s=gpu.memory_bytes_per_s,
-        peak_flop_per_s=gpu.peak_flop_per_s,
-        source=gpu.source,
-    )
+def _device(gpu: GpuModel, precision: Precision) -> Device:
+    """Return what computes; refuses a precision that it does not have."""
+    found = device_of(gpu)
+    peak_of(found, precision)
+    return found
 
 
 def _fabric(run: Run, gpu: GpuModel) -> Fabric:
@@ -474,13 +467,12 @@ def _training(
     fields: dict[str, Any] = {}
     for habit in reversed(habits):
         fields |= habit.training
-    asked = run.precision.lower()
-    if asked and asked not in get_args(Precision):
+    precision = run.precision.lower()
+    if precision and precision not in get_args(Precision):
         raise InvalidInputError(
             f"precision={run.precision!r} must be one of {', '.join(get_args(Precision))}",
             where="precision",
         )
-    precision = _PRECISIONS.get(asked, asked)
     if not precision:
         precision = "fp16" if gpu.architecture == "volta" else "bf16"
         said.append(f"precision is not printed: {precision}")
