@@ -181,7 +181,7 @@ def test_scores_are_stored_by_a_gpt_before_hopper_alone() -> None:
     ],
 )
 def test_a_gpu_is_known_by_the_names_that_sources_use(gpu: str, name: str, gib: float) -> None:
-    found = made(gpu=gpu).problem
+    found = made(gpu=gpu, precision="fp16" if "V100" in gpu else "bf16").problem
     assert found.device.name == name
     assert found.capacity_bytes / 2**30 == pytest.approx(gib, abs=0.1)
     assert found.fabric.num_gpus == 8
@@ -227,3 +227,8 @@ def test_the_published_table_is_read_whole() -> None:
     rows = read_runs(TABLE.read_bytes(), source=str(TABLE))
     assert len(rows) == 1007
     assert sum(run_outcome(row).step_time_s is not None for row in rows) == 854
+
+
+def test_a_precision_that_the_gpu_lacks_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="has no fp8 peak; it has bf16"):
+        made(gpu="A100-80GB-SXM", precision="fp8")
