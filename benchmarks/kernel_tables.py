@@ -55,7 +55,7 @@ def table_of(table: KernelTable, name: str, op: KernelOp, src: str | None) -> st
     writer.writerow(columns)
     rows: list[list[str]] = []
     for row, time_s in zip(table.rows, table.time_s.tolist(), strict=True):
-        cells = dict(zip(table.columns, row, strict=True))
+        cells = row.cells
         if time_s == time_s and is_device(cells["gpu"], name):
             source = cells.get("src") or src or sys.exit("kernel_tables: no column src; give --src")
             rows.append([source, *(word_of(cells[column], column) for column in columns[1:])])

@@ -33,6 +33,7 @@ from planner.hardware.kernels import attention_s, gemm_s
 from planner.hardware.roofline import DERIVED, TABLE_PRECISION
 from planner.plan import Precision
 from planner.units import parse_number
+from planner.validate.rows import Row, table_rows
 
 __all__ = [
     "DTYPES",
@@ -69,23 +70,20 @@ class KernelTable:
     Attributes:
         op: Kind.
         columns: Of the file, in order.
-        rows: Its cells.
-        lines: Line of each row in the file.
+        rows: Its lines.
         sizes: By column, shape [rows].
         time_s: Measured, NaN where the cell is empty, shape [rows].
     """
 
     op: KernelOp
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    rows: tuple[Row, ...]
     sizes: dict[str, Array]
     time_s: Array
 
     def column(self, name: str) -> tuple[str, ...]:
         """Return the cells of a column."""
-        place = self.columns.index(name)
-        return tuple(row[place] for row in self.rows)
+        return tuple(row.cells[name] for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,73 +136,44 @@ def read_kernels(content: bytes, *, op: KernelOp, source: str) -> KernelTable:
     Raises:
         InvalidInputError: It is no such table; or a cell cannot be, with its line and column.
     """
-    reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
-    try:
-        lines = [(reader.line_num, tuple(cells)) for cells in reader if any(cells)]
-    except csv.Error as exc:
-        raise InvalidInputError(
-            f"{source}, line {reader.line_num}: is no CSV: {exc}", where=source
-        ) from exc
-    if not lines:
+    text = _unpacked(content, source)
+    if not text.strip():
         raise InvalidInputError(
             f"{source}: is empty; --op {op} needs a table with a header", where=source
         )
-    columns = tuple(lines[0][1])
     needed = ("gpu", *KIND_COLUMNS[op], *SIZE_COLUMNS[op])
-    if missing := [name for name in needed if name not in columns]:
-        raise InvalidInputError(
-            f"{source}: has no column {', '.join(map(repr, missing))}; --op {op} needs "
-            f"{', '.join(needed)}, and {_TIME} to be scored",
-            where=missing[0],
-        )
-    if twice := sorted({name for name in columns if columns.count(name) > 1}):
-        raise InvalidInputError(
-            f"{source}: column {twice[0]!r} occurs twice; keep one", where=twice[0]
-        )
-    if len(lines) < 2:
-        raise InvalidInputError(f"{source}: has a header and no rows", where=source)
-    for line, cells in lines[1:]:
-        if len(cells) != len(columns):
-            raise InvalidInputError(
-                f"{source}, line {line}: has {len(cells)} cells where the header has "
-                f"{len(columns)}; quote cells that hold a comma",
-                where=f"line {line}",
-            )
-    rows, numbers = tuple(cells for _, cells in lines[1:]), tuple(line for line, _ in lines[1:])
+    rows = table_rows(text, source=source, required=needed)
+    columns = tuple(rows[0].cells)
     read = {
-        name: _numbers([row[columns.index(name)] for row in rows], name, numbers, source)
+        name: _numbers(rows, name)
         for name in (*SIZE_COLUMNS[op], *([_TIME] if _TIME in columns else []))
     }
     times = read.pop(_TIME, np.full(len(rows), np.nan)) * 1e-6
-    return KernelTable(op, columns, rows, numbers, read, times)
+    return KernelTable(op, columns, rows, read, times)
 
 
-def _text(content: bytes, source: str) -> str:
+def _unpacked(content: bytes, source: str) -> bytes:
     try:
         if content[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(content)) as file:
                 content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise InvalidInputError(
-                f"{source}: unpacks to more than {_MAX_BYTES} bytes; split it", where=source
-            )
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        raise InvalidInputError(
-            f"{source}: is not UTF-8 at byte {exc.start}; save it as UTF-8", where=source
-        ) from exc
     except (OSError, EOFError, zlib.error) as exc:
         raise InvalidInputError(
             f"{source}: is no whole gzip file: {exc}; compress it again", where=source
         ) from exc
+    if len(content) > _MAX_BYTES:
+        raise InvalidInputError(
+            f"{source}: unpacks to more than {_MAX_BYTES} bytes; split it", where=source
+        )
+    return content
 
 
-def _numbers(cells: Sequence[str], column: str, lines: Sequence[int], source: str) -> Array:
+def _numbers(rows: Sequence[Row], column: str) -> Array:
     """Return a column as numbers: whole ones of at least 1, but for the time; NaN if left empty."""
     is_time = column == _TIME
-    found = np.empty(len(cells))
-    for place, (cell, line) in enumerate(zip(cells, lines, strict=True)):
-        text = cell.strip()
+    found = np.empty(len(rows))
+    for place, row in enumerate(rows):
+        text = row.cells[column]
         try:
             value = np.nan if is_time and not text else parse_number(text)
         except ValueError:
@@ -218,8 +187,8 @@ def _numbers(cells: Sequence[str], column: str, lines: Sequence[int], source: st
                 else (f"a whole number from 1 to {_MAX_SIZE:,}")
             )
             raise InvalidInputError(
-                f"{source}, line {line}: {column}={cell[:80]!r}; need {need}",
-                where=f"line {line}, {column}",
+                f"{row.source}, line {row.line}: {column}={text[:80]!r}; need {need}",
+                where=f"line {row.line}, {column}",
             )
         found[place] = value
     return found
@@ -255,7 +224,7 @@ def _groups(table: KernelTable) -> dict[tuple[str, ...], list[int]]:
     groups: dict[tuple[str, ...], list[int]] = {}
     words = zip(*(table.column(name) for name in ("gpu", *KIND_COLUMNS[table.op])), strict=True)
     for place, key in enumerate(words):
-        groups.setdefault(tuple(word.strip() for word in key), []).append(place)
+        groups.setdefault(key, []).append(place)
     return groups
 
 
@@ -433,9 +402,10 @@ def kernel_predictions_csv(table: KernelTable, predictions: Sequence[KernelPredi
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     added = ("predicted_time_us", "basis", "skipped_reason")
-    kept = [place for place, name in enumerate(table.columns) if name not in added]
-    writer.writerow([*(table.columns[place] for place in kept), *added])
+    kept = [name for name in table.columns if name not in added]
+    writer.writerow([*kept, *added])
     for row, one in zip(table.rows, predictions, strict=True):
         time_us = "" if one.time_s is None else f"{one.time_s * 1e6:.6g}"
-        writer.writerow([*(row[place] for place in kept), time_us, one.basis, one.skipped_reason])
+        cells = [row.cells[name] for name in kept]
+        writer.writerow([*cells, time_us, one.basis, one.skipped_reason])
     return text.getvalue()
