@@ -6,6 +6,7 @@ against whole measured layers, balanced and skewed.
 """
 
 import re
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Final
 
@@ -21,6 +22,7 @@ from planner.hardware.surfaces import Surface, fit_surface
 from planner.plan import Precision
 
 __all__ = [
+    "ExpertLayers",
     "expert_layer_s",
     "is_gated",
     "is_measured_layer",
@@ -41,73 +43,58 @@ _RESULT_BYTES: Final = 2
 _NOT_GATED: Final = {(2688, 1856), (4096, 2688)}
 
 
-def expert_layer_s(
-    device: Device,
-    precision: Precision,
-    *,
-    tokens: ArrayLike,
-    hidden_size: ArrayLike,
-    width: ArrayLike,
-    top_k: ArrayLike,
-    num_experts: ArrayLike,
-    ep: ArrayLike,
-    gated: ArrayLike = True,
-    routing: str = "balanced",
-) -> Array:
-    """Return the seconds of a whole fused layer of experts on the hottest of ``ep`` ranks.
+@dataclass(frozen=True, slots=True)
+class ExpertLayers:
+    """Whole fused layers of experts, columns or numbers that broadcast.
 
-    Args:
-        device: Whose.
-        precision: Of the operands.
-        tokens: Of all ranks.
+    Attributes:
+        tokens: Of all ranks; every rank has them all.
         hidden_size: Of a token.
         width: Of an expert on this rank.
         top_k: Experts per token.
         num_experts: Of all ranks.
         ep: Ranks that share the experts out.
         gated: Experts have three matrices, not two.
+    """
+
+    tokens: ArrayLike
+    hidden_size: ArrayLike
+    width: ArrayLike
+    top_k: ArrayLike
+    num_experts: ArrayLike
+    ep: ArrayLike
+    gated: ArrayLike = True
+
+    def columns(self) -> tuple[Array, ...]:
+        """Return the fields in order, as arrays of one shape."""
+        found = (np.asarray(getattr(self, f.name), dtype=np.float64) for f in fields(self))
+        return np.broadcast_arrays(*found)
+
+
+def expert_layer_s(
+    device: Device, precision: Precision, layers: ExpertLayers, routing: str = "balanced"
+) -> Array:
+    """Return the seconds of layers on the hottest of their ranks.
+
+    Args:
+        device: Whose.
+        precision: Of the operands.
+        layers: Which.
         routing: "balanced", or "power_law_" and an exponent.
 
     Raises:
         InvalidInputError: The device has no peak in ``precision``, or the routing is neither.
     """
-    tokens, hidden_size, width, top_k, num_experts, ep = np.broadcast_arrays(
-        *(
-            np.asarray(value, dtype=np.float64)
-            for value in (tokens, hidden_size, width, top_k, num_experts, ep)
-        )
-    )
-    seconds = layer_model_s(
-        device,
-        precision,
-        tokens=tokens,
-        hidden_size=hidden_size,
-        width=width,
-        top_k=top_k,
-        num_experts=num_experts,
-        ep=ep,
-        gated=gated,
-        skew=_skew(tokens, num_experts, ep, routing),
-    )
+    seconds = layer_model_s(device, precision, layers, _skew(layers, routing))
     surface = _surface(device.tables, routing) if device.tables else None
     if surface is None:
         return seconds
-    position, at = _place(tokens, hidden_size, width, top_k, num_experts, ep)
+    position, at = _place(layers)
     return seconds * np.exp(surface(position.ravel(), at.reshape(-1, 5))).reshape(seconds.shape)
 
 
 def layer_model_s(
-    device: Device,
-    precision: Precision,
-    *,
-    tokens: ArrayLike,
-    hidden_size: ArrayLike,
-    width: ArrayLike,
-    top_k: ArrayLike,
-    num_experts: ArrayLike,
-    ep: ArrayLike,
-    gated: ArrayLike,
-    skew: ArrayLike = 1.0,
+    device: Device, precision: Precision, layers: ExpertLayers, skew: ArrayLike = 1.0
 ) -> Array:
     """Return what the products and what surrounds them should take.
 
@@ -119,25 +106,15 @@ def layer_model_s(
     Args:
         device: Whose.
         precision: Of the operands.
-        tokens: Of all ranks.
-        hidden_size: Of a token.
-        width: Of an expert on this rank.
-        top_k: Experts per token.
-        num_experts: Of all ranks.
-        ep: Ranks that share the experts out.
-        gated: Experts have three matrices, not two.
+        layers: Which.
         skew: Rows of the hottest rank over the mean; 1 is even.
 
     Raises:
         InvalidInputError: The device has no peak in ``precision``.
     """
     figures = device.figures
-    tokens, hidden_size, width, top_k, num_experts, ep, gated, skew = np.broadcast_arrays(
-        *(
-            np.asarray(value, dtype=np.float64)
-            for value in (tokens, hidden_size, width, top_k, num_experts, ep, gated, skew)
-        )
-    )
+    tokens, hidden_size, width, top_k, num_experts, ep, gated = layers.columns()
+    skew = np.asarray(skew, dtype=np.float64)
     groups = num_experts / ep
     rows = tokens * top_k / num_experts * skew
     up, uneven = (1.0 + gated) * width, skew > 1
@@ -162,27 +139,16 @@ def layer_points(device: Device, columns: Columns) -> Points:
     tokens, hidden_size, inter, top_k, num_experts, tp, ep, time_us = (
         columns[name].astype(float) for name in names
     )
-    width = inter / tp
-    model = layer_model_s(
-        device,
-        "bf16",
-        tokens=tokens,
-        hidden_size=hidden_size,
-        width=width,
-        top_k=top_k,
-        num_experts=num_experts,
-        ep=ep,
-        gated=is_gated(hidden_size, inter),
-        skew=_skew(tokens, num_experts, ep, str(columns["distribution"][0])),
-    )
-    position, at = _place(tokens, hidden_size, width, top_k, num_experts, ep)
-    return Points(position, at, np.log(time_us * 1e-6 / model))
+    gated = is_gated(hidden_size, inter)
+    layers = ExpertLayers(tokens, hidden_size, inter / tp, top_k, num_experts, ep, gated)
+    skew = _skew(layers, str(columns["distribution"][0]))
+    model = layer_model_s(device, "bf16", layers, skew)
+    return Points(*_place(layers), np.log(time_us * 1e-6 / model))
 
 
-def _place(
-    tokens: Array, hidden_size: Array, width: Array, top_k: Array, num_experts: Array, ep: Array
-) -> tuple[Array, Array]:
+def _place(layers: ExpertLayers) -> tuple[Array, Array]:
     """Return position and coordinates of layers on their surface, shapes [...] and [..., 5]."""
+    tokens, hidden_size, width, top_k, num_experts, ep, _ = layers.columns()
     at = (hidden_size, width, num_experts / ep, tokens * top_k / num_experts, ep)
     return np.log2(tokens), np.log2(np.stack(at, axis=-1))
 
@@ -223,9 +189,9 @@ def is_measured_layer(device: Device, routing: str) -> bool:
     return device.tables is not None and _surface(device.tables, routing) is not None
 
 
-def _skew(tokens: Array, num_experts: Array, ep: Array, routing: str) -> Array:
+def _skew(layers: ExpertLayers, routing: str) -> Array:
     """Return rows of the hottest rank over the mean under a table's routing; 1 if balanced."""
-    tokens, num_experts, ep = np.broadcast_arrays(tokens, num_experts, ep)
+    tokens, *_, num_experts, ep, _ = layers.columns()
     exponent = routing_exponent(routing)
     if exponent is None:
         return np.ones(tokens.shape)

@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 
 from planner.errors import InvalidInputError, PlannerError, UnknownNameError
 from planner.hardware.devices import Device, device, device_names, device_of
-from planner.hardware.expert_layers import expert_layer_s, is_gated, is_measured_layer
+from planner.hardware.expert_layers import (
+    ExpertLayers,
+    expert_layer_s,
+    is_gated,
+    is_measured_layer,
+)
 from planner.hardware.gpus import gpu_model
 from planner.hardware.kernel_tables import (
     KIND_COLUMNS,
@@ -298,9 +303,7 @@ def _predict_attention(on: Device, words: Sequence[str], sizes: dict[str, Array]
 
 def _predict_layer(on: Device, words: Sequence[str], sizes: dict[str, Array]) -> Array:
     dtype, routing = words
-    return expert_layer_s(
-        on,
-        _precision(dtype),
+    layers = ExpertLayers(
         tokens=sizes["num_tokens"],
         hidden_size=sizes["hidden_size"],
         width=sizes["inter_size"] / sizes["moe_tp_size"],
@@ -308,8 +311,8 @@ def _predict_layer(on: Device, words: Sequence[str], sizes: dict[str, Array]) ->
         num_experts=sizes["num_experts"],
         ep=sizes["moe_ep_size"],
         gated=is_gated(sizes["hidden_size"], sizes["inter_size"]),
-        routing=routing,
     )
+    return expert_layer_s(on, _precision(dtype), layers, routing)
 
 
 def _does_not_divide(whole: int, part: int) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InvalidInputError
 from planner.hardware.devices import Device, device, device_names
-from planner.hardware.expert_layers import expert_layer_s
+from planner.hardware.expert_layers import ExpertLayers, expert_layer_s
 from planner.hardware.kernels import (
     attention_s,
     gemm_s,
@@ -182,17 +182,8 @@ def test_jobs_below_16_bits_keep_attention_in_16() -> None:
     ("routing", "time_us"), [("balanced", 1536.933), ("power_law_1.2", 2908.55)]
 )
 def test_a_layer_of_experts_takes_what_was_measured(routing: str, time_us: float) -> None:
-    predicted = expert_layer_s(
-        H100,
-        "bf16",
-        tokens=8192,
-        hidden_size=7168,
-        width=2048,
-        top_k=8,
-        num_experts=256,
-        ep=8,
-        routing=routing,
-    )
+    layers = ExpertLayers(tokens=8192, hidden_size=7168, width=2048, top_k=8, num_experts=256, ep=8)
+    predicted = expert_layer_s(H100, "bf16", layers, routing)
     assert float(predicted) == pytest.approx(time_us * 1e-6, rel=0.1)
 
 
