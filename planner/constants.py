@@ -17,17 +17,17 @@ __all__ = [
     "CONTEXT_BYTES",
     "FRAGMENTATION",
     "GRADIENT_BUCKET_BYTES",
+    "GRAPH_LAUNCH_S",
     "HOST_MEMORY_BYTES_PER_S",
-    "LAUNCH_S",
     "LOOPBACK_SENDER_CORES",
     "MEMORY_PASSES",
     "MEMORY_SPREAD",
     "MESSAGE_ISSUE_S",
     "NVME_BYTES_PER_S",
+    "OLDER_ATTENTION",
     "PATH_ALPHA",
     "PATH_RATE",
     "STEP_SPREAD",
-    "SUSTAINED_CLOCK",
     "TREE_EFFICIENCY",
     "UNKNOWN_LOST_SHARE",
     "USABLE_MEMORY",
@@ -164,40 +164,29 @@ UNKNOWN_LOST_SHARE: Final = Constant(
     0.5,
     "assumed, for HCCL and oneCCL alone: their kernels are not modelled",
 )
-# Kernel tables are made in a loop on a cool, idle node; a training job holds all GPUs at their
-# power limit, where clocks fall. Keyed by device; other devices take the "" entry.
-_CLOCK_SOURCE = (
-    "set by hand on the medians of dense 16-bit rows of four published sources (FLAG, FMS, KORT, "
-    "MPT: benchmarks/published_runs.py); the limit is power: 400 W on A100, 700 W on H100"
+# What a captured graph costs beside the time of its kernels; issued one by one they cost
+# ``planner.cost.step_constants``' launch_s.
+GRAPH_LAUNCH_S: Final = Constant(
+    1e-9,
+    "s",
+    "launch",
+    1.0,
+    "a captured graph is launched in about 2.5 us, left out here, and 1 ns a node (NVIDIA, "
+    "Constant Time Launch for Straight-Line CUDA Graphs, 2024)",
 )
-SUSTAINED_CLOCK: Final[dict[str, Constant]] = {
-    "a100-sxm-80gb": Constant(0.82, "1", "gemm, attention", 0.07, _CLOCK_SOURCE),
-    "h100-sxm-80gb": Constant(0.75, "1", "gemm, attention", 0.07, _CLOCK_SOURCE),
-    "cpu-core": Constant(
-        1.0, "1", "gemm, attention", 0.1, "the device's figures are those of cores at full load"
-    ),
-    "": Constant(0.75, "1", "gemm, attention", 0.1, "assumed as on H100"),
-}
-# What the host needs to issue one kernel of the list of ops, with the small ones around it that the
-# list leaves out (views, casts, rotations).
-LAUNCH_S: Final[dict[str, Constant]] = {
-    "eager": Constant(
-        10e-6,
-        "s",
-        "launch",
-        0.5,
-        "a decoder layer with nothing to compute takes torch 2.13 180 us forward and 240 backward "
-        "on one core of a 2-core virtual x86 machine (24 layers of width 32, 4 tokens), for 10 and "
-        "16 kernels: 15 to 18 us each; assumed 8 on a server's cores, and 2 for the launch itself",
-    ),
-    "cuda_graph": Constant(
-        1e-9,
-        "s",
-        "launch",
-        1.0,
-        "a captured graph is launched in about 2.5 us, left out here, and 1 ns a node (NVIDIA, "
-        "Constant Time Launch for Straight-Line CUDA Graphs, 2024)",
-    ),
+# Time of older attention kernels over the fastest that an architecture has, by generation.
+_FLASH_2: Final = "FlashAttention-3 is 1.5 to 2 times as fast as 2 on H100 (2407.08608)"
+_FLASH_1: Final = "FlashAttention-2 is about twice as fast as 1 and its Triton kin (2307.08691)"
+OLDER_ATTENTION: Final[dict[str, dict[str, Constant]]] = {
+    "flash2": {
+        "hopper": Constant(1.65, "1", "attention", 0.15, _FLASH_2),
+        "blackwell": Constant(2.5, "1", "attention", 0.3, f"assumed; on Hopper {_FLASH_2}"),
+    },
+    "flash1": {
+        "": Constant(2.0, "1", "attention", 0.2, _FLASH_1),
+        "hopper": Constant(3.3, "1", "attention", 0.2, f"{_FLASH_1}, and {_FLASH_2}"),
+        "blackwell": Constant(5.0, "1", "attention", 0.4, f"assumed; on Hopper {_FLASH_1}"),
+    },
 }
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(
     2.5, "1", "attention", 0.0, "five matrix products against two (FlashAttention-2, 2307.08691)"

@@ -154,7 +154,7 @@ RankOrder = Literal["tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"]
 ContextExchange = Literal["ring", "all_gather"]
 Framework = Literal["executor", "megatron"]
 # How a rank issues its kernels: one by one, or as graphs that it captured.
-Launch = Literal["eager", "cuda_graph"]
+Launch = Literal["eager", "cuda_graph", "blocking"]
 # Of matrix products; below 16 bits, weights and activations are stored in bf16 and cast for them.
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32", "fp64"]
 # backward = gradients of the inputs; "step" ops happen once per optimizer step.
@@ -317,7 +317,32 @@ class TrainingSpec(Document):
     launch: Launch = Field(
         default="eager",
         exclude_if=lambda how: how == "eager",
-        description="how kernels are issued: one by one, or as captured graphs",
+        description="how kernels are issued: one by one, as captured graphs, or each waiting for "
+        "the one before (CUDA_LAUNCH_BLOCKING=1)",
+    )
+    no_overlap: tuple[Literal["data_parallel", "tensor_parallel"], ...] = Field(
+        default=(),
+        exclude_if=lambda waiting: not waiting,
+        description="whose collectives nothing runs beside: gradients and parameters, or the sums "
+        "of tensor parallelism in the backward",
+    )
+    overlap_products: bool = Field(
+        default=False,
+        exclude_if=lambda chunks: not chunks,
+        description="gathers and scatters of sequence parallelism run chunk by chunk beside the "
+        "product they feed or follow (--tp-comm-overlap)",
+    )
+    dispatcher: Literal["all_to_all", "deduplicated"] = Field(
+        default="all_to_all",
+        exclude_if=lambda how: how == "all_to_all",
+        description="of a model with experts; deduplicated: a token goes to a node once and on to "
+        "its ranks there (DeepEP, HybridEP)",
+    )
+    overlap_experts: bool = Field(
+        default=False,
+        exclude_if=lambda beside: not beside,
+        description="tokens of one micro-batch travel while another computes "
+        "(--overlap-moe-expert-parallel-comm)",
     )
     packing: Packing | None = Field(
         default=None,
@@ -342,6 +367,12 @@ class TrainingSpec(Document):
         default=True,
         exclude_if=lambda fused: fused,
         description="false: score matrices are stored, as before FlashAttention",
+    )
+    attention_kernel: Literal["fastest", "flash2", "flash1"] = Field(
+        default="fastest",
+        exclude_if=lambda kernel: kernel == "fastest",
+        description="fused attention of which generation: what runs fastest on the GPU today "
+        "(FlashAttention-3, cuDNN), FlashAttention-2, or the first and its Triton kin",
     )
     dropout: bool = Field(
         default=False,
@@ -688,6 +719,7 @@ class Breakdown(Document):
     bubble_s: Seconds
     optimizer_s: Seconds
     launch_s: Seconds = Field(default=0.0, description="the device waits for the host's launches")
+    straggler_s: Seconds = Field(default=0.0, description="the wait for the slowest rank")
     host_s: Seconds
 
     def total_s(self) -> float:

@@ -20,26 +20,91 @@ slow where they cross the network while tp stays inside the host.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal
 
 import numpy as np
 
+from planner.cost.problem import Problem
 from planner.cost.sharing import shared_s
+from planner.cost.work import Communication
 from planner.layout.candidates import Column
+from planner.plan import Phase
 
-__all__ = ["BLOCK_OVERLAPS", "RANK_OVERLAPS", "BesidePass", "exposed_s"]
+__all__ = [
+    "BLOCK_OVERLAPS",
+    "RANK_OVERLAPS",
+    "Beside",
+    "BesidePass",
+    "block_overlap",
+    "exposed_s",
+    "rank_overlap",
+]
 
-# Block op -> the ops of the same block and pass that it runs beside.
-#   tp regather: while the input gradient of the same product is computed (2205.05198, 4.2.2)
-#   cp ring:     the next keys and values travel while the present ones are used (2310.01889);
-#                an all_gather of them is waited for (Megatron-LM, cp_comm_type)
-BLOCK_OVERLAPS: Final[dict[str, tuple[str, ...]]] = {
-    "attention_tp_regather": ("attention_q", "attention_kv", "attention_qkv"),
-    "ffn_tp_regather": ("ffn_up",),
-    "shared_expert_tp_regather": ("shared_expert_up",),
-    "mtp_tp_regather": ("mtp_projection",),
-    "head_tp_regather": ("head",),
-    "cp_ring": ("attention_core",),
+_FORWARDS: Final[tuple[Phase, ...]] = ("forward", "recompute")
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a block's collective runs beside.
+
+    Attributes:
+        phase: Of the ops.
+        ops: Of the same block; empty for all that compute.
+        share: Of their time; the rest hides something else.
+        option: Of ``TrainingSpec`` that switches it on; empty where nothing has to.
+        in_chunks: Only what is left of one chunk of tp, the first or last, finds nothing to hide
+            under.
+    """
+
+    phase: Phase
+    ops: tuple[str, ...] = ()
+    share: float = 1.0
+    option: str = ""
+    in_chunks: bool = False
+
+
+def _tensor_parallel(
+    part: str, into: tuple[str, ...], out_of: tuple[str, ...]
+) -> dict[tuple[str, Phase], Beside]:
+    """Return what the collectives around a pair of products run beside.
+
+    Backward, the stored input is gathered once more while its input gradient is computed, and the
+    input gradient is summed over ranks while its weight gradient is (Megatron-LM, 2205.05198,
+    4.2.2; core/tensor_parallel/layers.py). With ``--tp-comm-overlap`` the other collectives run
+    in chunks beside the product that reads or writes them (Transformer Engine, userbuffers).
+    """
+    summed = Beside("weight_gradient", into)
+    chunks = partial(Beside, option="overlap_products", in_chunks=True)
+    found: dict[tuple[str, Phase], Beside] = {
+        (f"{part}_tp_regather", "weight_gradient"): Beside("backward", into),
+        (f"{part}_tp_gather", "backward"): summed,
+        (f"{part}_tp_reduce", "backward"): summed,
+        (f"{part}_tp_scatter", "backward"): chunks("backward", out_of),
+    }
+    for phase in _FORWARDS:
+        found[f"{part}_tp_gather", phase] = chunks(phase, into)
+        found[f"{part}_tp_scatter", phase] = chunks(phase, out_of)
+    return found
+
+
+_CORE: Final = ("attention_core", "attention_scores", "attention_softmax", "attention_context")
+_QKV: Final = ("attention_q", "attention_kv", "attention_qkv")
+# (Block op, phase) -> what it runs beside.
+#   cp ring: the next keys and values travel while the present ones are used (2310.01889); an
+#            all_gather of them is waited for (Megatron-LM, cp_comm_type)
+#   experts: of two micro-batches one computes while the other's tokens travel, there and back
+BLOCK_OVERLAPS: Final[dict[tuple[str, Phase], Beside]] = {
+    **_tensor_parallel("attention", _QKV, ("attention_out",)),
+    **_tensor_parallel("ffn", ("ffn_up",), ("ffn_down",)),
+    **_tensor_parallel("shared_expert", ("shared_expert_up",), ("shared_expert_down",)),
+    **_tensor_parallel("mtp", ("mtp_projection",), ()),
+    **_tensor_parallel("head", ("head",), ()),
+    **{("cp_ring", phase): Beside(phase, _CORE) for phase in (*_FORWARDS, "backward")},
+    **{
+        (name, phase): Beside(phase, share=0.5, option="overlap_experts")
+        for name in ("ep_dispatch", "ep_combine")
+        for phase in (*_FORWARDS, "backward")
+    },
 }
 
 # Rank op -> pass. Gradients travel while earlier layers go backward, parameters while layers
@@ -57,6 +122,21 @@ RANK_OVERLAPS: Final[dict[str, Literal["forward", "backward"]]] = {
     "expert_parameter_gather": "forward",
     "expert_parameter_regather": "backward",
 }
+
+
+def block_overlap(problem: Problem, op: Communication) -> Beside | None:
+    """Return what a block's collective runs beside; None = it is waited for."""
+    beside = BLOCK_OVERLAPS.get((op.name, op.phase))
+    if beside and beside.option:
+        return beside if getattr(problem.training, beside.option) else None
+    if beside and op.phase == "backward" and op.axis == "tp":
+        return beside if problem.overlaps_tensor_parallel else None
+    return beside
+
+
+def rank_overlap(problem: Problem, op: Communication) -> Literal["forward", "backward"] | None:
+    """Return the pass that a rank's collective runs beside; None = it is waited for."""
+    return RANK_OVERLAPS.get(op.name) if problem.overlaps_data_parallel else None
 
 
 def exposed_s(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from planner.cost.step_constants import PLAIN, StepConstants, step_constants
+from planner.frameworks import overlaps_data_parallel, overlaps_tensor_parallel
 from planner.hardware.devices import Device
 from planner.hardware.roofline import OPERAND_BYTES
 from planner.model.spec import ModelSpec
@@ -49,6 +51,7 @@ class Problem:
         compute_scale: Measured over prior seconds of forward and backward; 1 = prior.
         optimizer_scale: The same for the optimizer.
         host_overhead_s: Per step, outside compute and collectives.
+        constants: In place of those that the device has.
     """
 
     model: ModelSpec
@@ -60,11 +63,31 @@ class Problem:
     compute_scale: float = 1.0
     optimizer_scale: float = 1.0
     host_overhead_s: float = 0.0
+    constants: StepConstants | None = None
+
+    @property
+    def step_constants(self) -> StepConstants:
+        """The figures of a training step; on CPUs those of kernels and calls hold as they are."""
+        if self.constants is not None:
+            return self.constants
+        return PLAIN if self.fabric.cores_per_node is not None else step_constants()
 
     @property
     def capacity_bytes(self) -> float:
         """What one rank can allocate."""
         return self.device.capacity_bytes
+
+    @property
+    def overlaps_data_parallel(self) -> bool:
+        """Whether gradient reduction and parameter gathering run beside compute."""
+        asked = "data_parallel" not in self.training.no_overlap
+        return asked and overlaps_data_parallel(self.framework)
+
+    @property
+    def overlaps_tensor_parallel(self) -> bool:
+        """Whether tensor parallelism's sums of input gradients run beside compute."""
+        asked = "tensor_parallel" not in self.training.no_overlap
+        return asked and overlaps_tensor_parallel(self.framework)
 
 
 def weight_bytes(training: TrainingSpec) -> int:

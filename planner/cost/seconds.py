@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from planner.constants import LAUNCH_S, SUSTAINED_CLOCK
+from planner.constants import GRAPH_LAUNCH_S, OLDER_ATTENTION
 from planner.cost.collectives import Choice, choose, legal_methods
+from planner.cost.expert_traffic import copies_per_token, deduplicated_s
 from planner.cost.offload import host_copy_s
-from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS
+from planner.cost.overlap import block_overlap, rank_overlap
 from planner.cost.problem import Problem
 from planner.cost.sharing import (
     Processors,
@@ -20,6 +21,9 @@ from planner.cost.sharing import (
     needs_no_processor,
 )
 from planner.cost.work import (
+    EXPERT_EXCHANGES,
+    EXPERT_PRODUCTS,
+    KEPT_IN_16_BITS,
     AttentionCore,
     Communication,
     Gemm,
@@ -28,11 +32,12 @@ from planner.cost.work import (
     MemoryBound,
     Op,
 )
-from planner.frameworks import overlaps_data_parallel
+from planner.hardware.gpus import architecture_of
 from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory_bound_s
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
-from planner.plan import Axis, Collective
+from planner.hardware.roofline import CAST_PRECISIONS
+from planner.plan import Axis, Collective, Precision
 
 __all__ = ["Timed", "seconds"]
 
@@ -108,10 +113,14 @@ def _timed(
             legal = legal_methods(problem.fabric, problem.framework, op.op)
             chosen[key] = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
         choice = chosen[key]
-        return Timed(op, choice.seconds, choice.seconds * op.repeats, choice)
+        slowed = _slowed(problem, groups[op.axis])
+        if op.name in EXPERT_EXCHANGES and problem.training.dispatcher == "deduplicated":
+            once = _deduplicated_s(problem, op, groups[op.axis]) * slowed
+            return Timed(op, once, once * op.repeats, choice)
+        return Timed(op, choice.seconds * slowed, choice.seconds * slowed * op.repeats, choice)
     if isinstance(op, Launches):
-        # a CPU runs what it issues: its kernels' times hold that
-        each = LAUNCH_S[problem.training.launch].value * (problem.fabric.cores_per_node is None)
+        is_graph = problem.training.launch == "cuda_graph"
+        each = GRAPH_LAUNCH_S.value if is_graph else problem.step_constants.launch_s
         once = op.num_kernels * each
         return Timed(op, once, once * op.repeats)
     if isinstance(op, HostCopy):
@@ -121,16 +130,44 @@ def _timed(
     return Timed(op, once, once * op.repeats)
 
 
+def _deduplicated_s(problem: Problem, op: Communication, group: Group) -> Column:
+    """Return what an exchange of tokens with experts takes where none is sent twice to a node.
+
+    Evenly loaded; rows of a capacity, or beyond the mean, count as tokens of their own.
+    """
+    moe = problem.model.experts
+    assert moe is not None, "tokens are exchanged with experts"
+    token = op.size_bytes / moe.top_k
+
+    def copies(parts: Column) -> Column:
+        numbers, rows = np.unique(parts, return_inverse=True)
+        each = [copies_per_token(moe.num_experts, moe.top_k, int(number)) for number in numbers]
+        return np.array(each)[rows]
+
+    units = np.maximum(1, group.degree // group.members[0])
+    to_ranks, to_units = token * copies(group.degree), token * copies(units)
+    return np.where(
+        group.degree > 1, deduplicated_s(problem.fabric, group, to_ranks, to_units), 0.0
+    )
+
+
+def _slowed(problem: Problem, group: Group) -> Column:
+    """Return what a collective takes in a training step over what it takes alone, [rows]."""
+    constants = problem.step_constants
+    return np.where(group.degree > group.members[0], constants.network_time, constants.collective_time)
+
+
 def _beside_compute(
     problem: Problem, processors: Processors, groups: dict[Axis, Group], timed: list[Timed]
 ) -> list[Timed]:
     """Return the ops, with what they share where they run beside compute."""
-    fabric, shared = problem.fabric, overlaps_data_parallel(problem.framework)
-    named = {*BLOCK_OVERLAPS, *(RANK_OVERLAPS if shared else ())}
+    fabric = problem.fabric
     calls = {
         number: one.op
         for number, one in enumerate(timed)
-        if isinstance(one.op, Communication) and one.op.name in named and one.op.repeats.any()
+        if isinstance(one.op, Communication)
+        and (block_overlap(problem, one.op) or rank_overlap(problem, one.op))
+        and one.op.repeats.any()
     }
     meeting = {call.axis for call in calls.values()} if problem.model.experts else ()
     levels = {axis: tuple(level_shares(fabric, groups[axis])) for axis in meeting}
@@ -149,11 +186,13 @@ def _beside_compute(
 
 
 def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Column:
-    device, precision = problem.device, problem.training.precision
+    device, constants = problem.device, problem.step_constants
     if isinstance(op, MemoryBound):
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
-        return memory_bound_s(device, op.num_bytes, op.num_kernels) * scale
-    clock = SUSTAINED_CLOCK.get(device.tables or device.name, SUSTAINED_CLOCK[""]).value
+        moved = op.num_bytes / constants.memory_rate
+        return memory_bound_s(device, moved, op.num_kernels) * scale
+    precision = _precision_of(problem, op)
+    clock = constants.clock(architecture_of(device.name))
     if isinstance(op, Gemm) and op.experts is not None:
         once = grouped_gemm_s(
             device,
@@ -163,11 +202,13 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
             op.k,
             op.experts.num_local,
             uneven=op.experts.uneven,
+            with_cast=False,
         )
+        once = once * (constants.grouped_time if op.name in EXPERT_PRODUCTS else 1.0)
     elif isinstance(op, Gemm):
-        once = gemm_s(device, precision, op.m, op.n, op.k)
+        once = gemm_s(device, precision, op.m, op.n, op.k, with_cast=False)
     else:
-        once = attention_s(
+        once = constants.attention_time * _generation(problem) * attention_s(
             device,
             precision,
             op.flop,
@@ -179,3 +220,16 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
             backward=op.phase == "backward",
         )
     return np.asarray(once) * (problem.compute_scale / clock)
+
+
+def _generation(problem: Problem) -> float:
+    """Return what the job's attention kernels take over the fastest of the architecture."""
+    older = OLDER_ATTENTION.get(problem.training.attention_kernel, {})
+    known = older.get(architecture_of(problem.device.name)) or older.get("")
+    return known.value if known else 1.0
+
+
+def _precision_of(problem: Problem, op: Gemm | AttentionCore) -> Precision:
+    """Return what a product is computed in: below 16 bits some stay at 16."""
+    asked = problem.training.precision
+    return "bf16" if op.name in KEPT_IN_16_BITS and asked in CAST_PRECISIONS else asked

@@ -12,23 +12,26 @@ from typing import Final
 import numpy as np
 
 from planner.cost.offload import host_work
-from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, BesidePass, exposed_s
+from planner.cost.overlap import Beside, BesidePass, block_overlap, exposed_s, rank_overlap
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
 from planner.cost.shares import fullest_profile, rank_parameters, recomputed_share
 from planner.cost.sharing import Processors
+from planner.cost.stragglers import expected_maximum
 from planner.cost.work import (
     BLOCK_COLUMNS,
     RANK_COLUMNS,
+    AttentionCore,
     Communication,
+    Gemm,
     HostCopy,
     Launches,
+    MemoryBound,
     block_work,
     rank_work,
     stage_send,
 )
 from planner.errors import InvalidInputError
-from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import SCHEDULES, Candidates, Column, distinct
 from planner.layout.groups import axis_group
 from planner.model.blocks import BLOCK_KINDS, BlockKind, block_kinds
@@ -62,6 +65,7 @@ class Priced:
     bubble_s: Column
     optimizer_s: Column
     launch_s: Column
+    straggler_s: Column
     host_s: Column
 
     def step_time_s(self) -> Column:
@@ -175,18 +179,28 @@ def _kinds(problem: Problem) -> Iterator[tuple[int, BlockKind]]:
 def _timed_block(problem: Problem, c: Candidates, kind: BlockKind) -> list[tuple[Timed, Column]]:
     """Return each op of a block with its exposed seconds per micro-batch."""
     timed = seconds(problem, c, block_work(problem, c, kind))
-    return [(t, _exposed_in_block(t, timed)) for t in timed]
+    return [(t, _exposed_in_block(problem, c, t, timed)) for t in timed]
 
 
-def _exposed_in_block(timed: Timed, block: list[Timed]) -> Column:
-    beside = BLOCK_OVERLAPS.get(timed.op.name)
-    if beside is None or not isinstance(timed.op, Communication):
+def _exposed_in_block(
+    problem: Problem, c: Candidates, timed: Timed, block: list[Timed]
+) -> Column:
+    if not isinstance(timed.op, Communication):
         return timed.total_s
-    phase = "backward" if timed.op.phase == "weight_gradient" else timed.op.phase
-    budget = np.sum(
-        [t.total_s for t in block if t.op.name in beside and t.op.phase == phase], axis=0
+    beside = block_overlap(problem, timed.op)
+    if beside is None:
+        return timed.total_s
+    budget = beside.share * np.sum(
+        [t.total_s for t in block if _hides(beside, t)], axis=0, initial=0.0
     )
-    return exposed_s(timed.total_s, budget, timed.lost_share)
+    first = timed.total_s / c.tp if beside.in_chunks else 0.0
+    return exposed_s(timed.total_s, budget, timed.lost_share, first)
+
+
+def _hides(beside: Beside, timed: Timed) -> bool:
+    computes = isinstance(timed.op, Gemm | AttentionCore | MemoryBound)
+    named = timed.op.name in beside.ops if beside.ops else computes
+    return named and timed.op.phase == beside.phase
 
 
 def _block_table(problem: Problem, c: Candidates) -> Column:
@@ -241,7 +255,9 @@ def _fold(problem: Problem, c: Candidates) -> _Folded:
     splits = problem.splits
     counts = splits.counts[c.split]
     spared = counts * (1 - recomputed_share(c, counts))[:, :, None]
-    profile = np.argmax(_pass_seconds(table, again, counts, spared).sum(axis=2), axis=1)
+    together = np.add if problem.training.launch == "blocking" else np.maximum
+    passes = _pass_seconds(table, again, counts, spared, together)
+    profile = np.argmax(passes.sum(axis=2), axis=1)
     rows = np.arange(len(c))
     chosen = counts[rows, profile]
     blocks = (splits.counts * splits.multiplicity[:, :, None]).sum(axis=1)[c.split]
@@ -250,7 +266,7 @@ def _fold(problem: Problem, c: Candidates) -> _Folded:
     total = np.einsum("rk,rkdq->rdq", blocks, table)
     total[:, _BACKWARD] -= np.einsum("rpk,rp,rkq->rq", spared, splits.multiplicity[c.split], again)
     for passes in (slowest, total):
-        passes[:, :, _LAUNCH] = _launches_exposed(passes)
+        passes[:, :, _LAUNCH] = _launches_exposed(problem, passes)
     return _Folded(profile, chosen, slowest, total.sum(axis=1), recomputed_share(c, chosen))
 
 
@@ -269,8 +285,13 @@ def _waiting_share(problem: Problem, candidate: Candidates, folded: _Folded) -> 
     ]
 
 
-def _pass_seconds(table: Column, again: Column, counts: Column, spared: Column) -> Column:
-    """Return seconds of every profile's passes, launches with them, [rows, profiles, passes]."""
+def _pass_seconds(
+    table: Column, again: Column, counts: Column, spared: Column, together: np.ufunc
+) -> Column:
+    """Return seconds of every profile's passes, [rows, profiles, passes].
+
+    ``together`` is of what the device does and what the host issues.
+    """
     passes = []
     for direction in (0, _BACKWARD):
         run, issued = table[:, :, direction, :_LAUNCH].sum(axis=2), table[:, :, direction, _LAUNCH]
@@ -281,15 +302,17 @@ def _pass_seconds(table: Column, again: Column, counts: Column, spared: Column) 
                 one - np.einsum("rpk,rk->rp", spared, less)
                 for one, less in zip(seconds_of, redone, strict=True)
             ]
-        passes.append(np.maximum(*seconds_of))
+        passes.append(together(*seconds_of))
     return np.stack(passes, axis=2)
 
 
-def _launches_exposed(passes: Column) -> Column:
+def _launches_exposed(problem: Problem, passes: Column) -> Column:
     """Return what of all launches of a pass [..., parts] is not hidden by what the device does.
 
-    The host issues ahead of the device: the longer of both counts.
+    The host issues ahead of the device: the longer of both counts, unless it waits for each kernel.
     """
+    if problem.training.launch == "blocking":
+        return passes[..., _LAUNCH]
     return np.maximum(0.0, passes[..., _LAUNCH] - passes[..., :_LAUNCH].sum(axis=-1))
 
 
@@ -304,7 +327,6 @@ def _exposed_rank(
     Ops that run beside the same pass share its seconds; each has what it adds to those before it
     in the list.
     """
-    overlap = overlaps_data_parallel(problem.framework)
     compute = folded.slowest[:, :, _COMPUTE]
     beside = {
         name: BesidePass(budget)
@@ -315,7 +337,7 @@ def _exposed_rank(
     found: list[Column] = []
     for timed in rank:
         op, exposed = timed.op, timed.total_s
-        under = RANK_OVERLAPS.get(op.name)
+        under = rank_overlap(problem, op) if isinstance(op, Communication) else None
         if isinstance(op, HostCopy):
             if op.hides:
                 exposed, free = (
@@ -324,7 +346,7 @@ def _exposed_rank(
                 )
         elif not isinstance(op, Communication):
             exposed = exposed * load
-        elif overlap and under is not None and exposed.any():
+        elif under is not None and exposed.any():
             passes = np.maximum(1, op.passes)
             exposed = passes * beside[under].add(
                 timed.total_s / passes,
@@ -376,6 +398,7 @@ def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Tim
         axis = timed.op.axis if isinstance(timed.op, Communication) else "optimizer"
         part = axis if axis in booked else "dp"
         booked[part] = booked[part] + exposed
+    ranks = c.tp * c.cp * c.pp * c.dp
     return Priced(
         compute_s=compute,
         tp_exposed_s=booked["tp"],
@@ -386,5 +409,6 @@ def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Tim
         bubble_s=np.where(c.pp > 1, np.maximum(0.0, loop - compute - m * waiting - filled), 0.0),
         optimizer_s=booked["optimizer"],
         launch_s=m * slowest[:, _LAUNCH],
-        host_s=np.full(len(c), problem.host_overhead_s),
+        straggler_s=problem.step_constants.jitter * expected_maximum(ranks) * compute,
+        host_s=np.full(len(c), problem.host_overhead_s + problem.step_constants.host_s),
     )

@@ -46,6 +46,7 @@ from planner.cost.shares import (
     shards,
 )
 from planner.frameworks import keeps_gathered_inputs, stops_recompute_early
+from planner.hardware.roofline import CAST_PRECISIONS, OPERAND_BYTES
 from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.blocks import (
     BLOCK_KINDS,
@@ -63,6 +64,9 @@ from planner.routing import expert_capacity
 
 __all__ = [
     "BLOCK_COLUMNS",
+    "EXPERT_EXCHANGES",
+    "EXPERT_PRODUCTS",
+    "KEPT_IN_16_BITS",
     "RANK_COLUMNS",
     "AttentionCore",
     "Communication",
@@ -118,7 +122,9 @@ _SELECTIVE: Final = RECOMPUTE_MODES.index("selective")
 # that redoes the activation function of a dense feed-forward alone.
 _SELECTIVE_OPS: Final = ("norms", "expert_activation")
 # Where scores are stored they are what is large: --recompute-modules core_attn, Megatron's default.
-_UNFUSED_SELECTIVE_OPS: Final = ("attention_core",)
+_UNFUSED_SELECTIVE_OPS: Final = (
+    *("attention_scores", "attention_softmax", "attention_dropout", "attention_context"),
+)
 # The end of a layer, its shared expert's where it has one: the backward needs what goes into it,
 # and not what comes out.
 _LAST_OPS: Final = (
@@ -134,6 +140,14 @@ _BETWEEN_HALVES: Final = ("attention_tp_scatter", "attention_tp_reduce", "ffn_tp
 # What the forward alone does: backward and recompute know from it which rows go where.
 _FORWARD_ONLY: Final = "ep_counts"
 _COUNT_BYTES: Final = 8  # int64
+EXPERT_EXCHANGES: Final = ("ep_dispatch", "ep_combine")
+EXPERT_PRODUCTS: Final = ("experts_up", "experts_down")
+# Of a job below 16 bits (Transformer Engine, Megatron-LM core/extensions): the head, what decides
+# where a token goes, and attention.
+KEPT_IN_16_BITS: Final = (
+    *("head", "router", "shared_gate", "indexer_q", "indexer_k"),
+    *("attention_core", "attention_scores", "attention_context"),
+)
 # Row sums of the output's gradient, the products, and the sum of the query's gradient
 # (FlashAttention-2, arXiv 2307.08691, algorithm 2).
 _ATTENTION_BACKWARD_KERNELS: Final = 3
@@ -257,6 +271,8 @@ def block_work(
         skew: Rows of the hottest expert rank over the mean; None is what the request expects.
     """
     ops = _block_ops(problem, c, kind, skew)
+    ops += _casts(problem, c, ops)
+    ops += _gradient_accumulation(problem, c, kind)
     return [*ops, *_launches(c, ops)]
 
 
@@ -292,7 +308,9 @@ def _launches(c: Candidates, ops: Iterable[Op]) -> list[Op]:
         if isinstance(op, Gemm | AttentionCore | MemoryBound):
             phase = "backward" if op.phase == "weight_gradient" else op.phase
             number: Column | int = 1
-            if isinstance(op, MemoryBound):
+            if isinstance(op, Gemm) and op.name in EXPERT_PRODUCTS and op.experts is not None:
+                number = op.experts.num_local  # one product each, on a few streams
+            elif isinstance(op, MemoryBound):
                 number = op.num_kernels * (op.num_bytes > 0)
             elif isinstance(op, AttentionCore) and phase == "backward":
                 number = _ATTENTION_BACKWARD_KERNELS
@@ -441,10 +459,7 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column, kind: Bloc
     hops = (c.cp - 1) * once * (c.context_exchange == _RING)
     gathers = once * ((c.cp > 1) & (c.context_exchange != _RING))
     batch = c.micro_batch_size * (training.seq_len / length)
-    return [
-        *ops,
-        Communication("cp_ring", "forward", hops, "cp", "send_recv", own),
-        Communication("cp_gather", "forward", gathers, "cp", "all_gather", c.cp * own),
+    core: list[Op] = [
         AttentionCore(
             "attention_core",
             "forward",
@@ -455,9 +470,45 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column, kind: Bloc
             a.num_heads / t,
             kv_heads,
             head_dim,
-        ),
+        )
+    ]
+    if not training.fused_attention:
+        core = _unfused_core(problem, c, once, length, batch * a.num_heads / t, head_dim)
+    return [
+        *ops,
+        Communication("cp_ring", "forward", hops, "cp", "send_recv", own),
+        Communication("cp_gather", "forward", gathers, "cp", "all_gather", c.cp * own),
+        *core,
         _gemm("attention_out", once, tok, h, out_width),
         *_tensor_parallel_pair("attention", problem, c, once, gathered),
+    ]
+
+
+def _unfused_core(
+    problem: Problem, c: Candidates, once: Column, length: float, num_matrices: Column, head_dim: int
+) -> list[Op]:
+    """Return attention as Megatron-LM ran it before FlashAttention: whole score matrices.
+
+    Two batched products, what is masked included; scale, mask and softmax in one kernel; dropout of
+    the scores in another, with a byte of mask.
+
+    Args:
+        problem: What stays fixed.
+        c: Candidates.
+        once: One for each candidate.
+        length: Keys of a sequence; a rank has ``length / cp`` queries.
+        num_matrices: Heads of all sequences on this rank.
+        head_dim: Of queries and keys, and taken for values too.
+    """
+    beta, queries = weight_bytes(problem.training), length / c.cp
+    scores = num_matrices * queries * length
+    heads = Experts(num_matrices * once, once > 1)
+    drops = once * problem.training.dropout
+    return [
+        _gemm("attention_scores", once, queries, length, head_dim, heads),
+        MemoryBound("attention_softmax", "forward", once, 2 * beta * scores),
+        MemoryBound("attention_dropout", "forward", drops, (2 * beta + 1) * scores * drops),
+        _gemm("attention_context", once, queries, head_dim, length, heads),
     ]
 
 
@@ -584,16 +635,60 @@ def _element_wise(
         routed = routed_rows(problem, c) * skew * beta * moe.expert_hidden_size
     else:
         width, gated, routed = model.feed_forward.hidden_size, model.feed_forward.gated, 0.0 * once
-    per_element = 3 if gated else 2
+    fused = problem.training.fused_kernels
+    per_element = (3 if gated else 2) if fused else _UNFUSED_ACTIVATION[gated]
     # one input and both halves in and the sum out, or twice an input and a half
     residual = 4 if model.parallel_attention else 2 * 3
     norms = model.layer_norms + (model.experts is not None and model.experts.shared_norm)
+    passes, kernels = (2, 1) if fused else _UNFUSED_NORM
     return [
-        MemoryBound("norms", "forward", once, norms * 2 * h * outside, num_kernels=norms),
+        MemoryBound("norms", "forward", once, norms * passes * h * outside, norms * kernels),
         MemoryBound("residual", "forward", once, residual * h * outside, num_kernels=2),
         MemoryBound("activation", "forward", once, per_element * width * inside),
         MemoryBound("expert_activation", "forward", once, per_element * routed),
     ]
+
+
+def _casts(problem: Problem, c: Candidates, ops: Iterable[Op]) -> list[Op]:
+    """Return what products below 16 bits cast: input, and output gradient.
+
+    Each is read once and written twice, as it is and transposed or quantised along the other
+    dimension, for two products read it (Transformer Engine). Weights are cast once a step.
+    """
+    precision = problem.training.precision
+    if precision not in CAST_PRECISIONS:
+        return []
+    elements: dict[Phase, Column] = {}
+    kernels: dict[Phase, int] = {}
+    for op in ops:
+        cast = isinstance(op, Gemm) and op.name not in KEPT_IN_16_BITS
+        if isinstance(op, Gemm) and cast and op.phase != "weight_gradient":
+            groups = 1.0 if op.experts is None else op.experts.num_local
+            more = op.repeats * op.m * op.k * groups
+            elements[op.phase] = elements.get(op.phase, np.zeros(len(c))) + more
+            kernels[op.phase] = kernels.get(op.phase, 0) + 1
+    moved = weight_bytes(problem.training) + 2 * OPERAND_BYTES[precision]
+    return [
+        MemoryBound("casts", phase, np.ones(len(c)), moved * number, kernels[phase])
+        for phase, number in elements.items()
+    ]
+
+
+def _gradient_accumulation(problem: Problem, c: Candidates, kind: BlockKind) -> list[Op]:
+    """Return what adds a micro-batch's weight gradients to those before it.
+
+    Accumulated in fp32 and fused, a product's own output is read and written (Megatron-LM,
+    ``--gradient-accumulation-fusion``): nothing beside it. Else a kernel reads the gradient and
+    reads and writes the sum; gradients that are scattered at once are copied to be sent.
+    """
+    training = problem.training
+    if training.main_grads == "fp32" and training.fused_kernels:
+        return []
+    computed = weight_bytes(training)
+    held = computed if training.main_grads == "same" else max(4, computed)
+    dense, experts = block_share(problem, c, kind)
+    moved = (dense + experts) * (computed + 2 * held)
+    return [MemoryBound("gradient_accumulation", "weight_gradient", np.ones(len(c)), moved)]
 
 
 # ----------------------------------------------------------------------- first and last
@@ -670,6 +765,11 @@ def _head(problem: Problem, c: Candidates, once: Column) -> list[Op]:
 
 # ------------------------------------------------------------------ backward, recompute
 
+# Elements that torch's operations read and write one by one: of a norm, cast to fp32, squared,
+# averaged, scaled, cast back and weighted, counted in 16-bit elements, and its kernels; of an
+# activation function, plain or gated.
+_UNFUSED_NORM: Final = (16, 6)
+_UNFUSED_ACTIVATION: Final = {False: 2, True: 5}
 # Elements that the backward of element-wise ops reads and writes, over those of the forward:
 # a norm reads input and output gradient and writes one (3 : 2); a residual addition sums two
 # gradients (3 : 3); a gated activation reads 3 and writes 2 (5 : 3); permutation is its own
@@ -681,6 +781,9 @@ _BACKWARD_BYTES: Final = {
     "activation": 5 / 3,
     "expert_activation": 5 / 3,
     "permute": 1.0,
+    # output and its gradient in, the scores' gradient out; the mask and one gradient each way
+    "attention_softmax": 1.5,
+    "attention_dropout": 1.0,
 }
 
 
@@ -810,6 +913,10 @@ def _ends(blocks: Column, index: int) -> tuple[Column, Column]:
     return first, has & (blocks[:, index + 1 :].sum(axis=1) == 0)
 
 
+# Of a layer, as Megatron-LM holds them: both projections of attention and of the feed-forward.
+_NUM_MATRICES: Final[dict[BlockKind, int]] = {"embedding": 1, "head": 1}
+
+
 def _unit(
     problem: Problem,
     c: Candidates,
@@ -822,14 +929,15 @@ def _unit(
     last: Column,
 ) -> list[Communication]:
     """Return the calls for one kind's units; ``first`` and ``last`` are of the forward."""
-    weights = params * weight_bytes(problem.training)
-    gradients = params * gradient_bytes(problem.training)
+    calls = 1 if problem.training.gathers == "layer" else _NUM_MATRICES.get(kind, 4)
+    weights = params / calls * weight_bytes(problem.training)
+    gradients = params / calls * gradient_bytes(problem.training)
     m, zero = c.num_micro_batches, c.zero_stage
 
     def call(
         name: str, phase: Phase, op: Collective, size: Column, passes: Column, edges: Column
     ) -> Communication:
-        repeats = count * passes
+        repeats = count * passes * calls
         return Communication(prefix + name, phase, repeats, axis, op, size, passes, edges, kind)
 
     gathers = np.where(zero == 3, m, zero == 2)

@@ -10,6 +10,7 @@ __all__ = [
     "keeps_expert_outputs",
     "keeps_gathered_inputs",
     "overlaps_data_parallel",
+    "overlaps_tensor_parallel",
     "own_methods",
     "refused_model",
     "refused_training",
@@ -28,6 +29,14 @@ def overlaps_data_parallel(framework: Framework) -> bool:
     return {
         "megatron": megatron.OVERLAP_DATA_PARALLEL,
         "executor": executor.OVERLAP_DATA_PARALLEL,
+    }[framework]
+
+
+def overlaps_tensor_parallel(framework: Framework) -> bool:
+    """Return whether the sum of an input gradient runs beside the weight gradient's product."""
+    return {
+        "megatron": megatron.OVERLAP_TENSOR_PARALLEL,
+        "executor": executor.OVERLAP_TENSOR_PARALLEL,
     }[framework]
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
+    "OVERLAP_TENSOR_PARALLEL",
     "RULES",
     "STOPS_RECOMPUTE_EARLY",
     "refused_model",
@@ -19,6 +20,7 @@ __all__ = [
 
 # Gradients are reduced after the last backward.
 OVERLAP_DATA_PARALLEL: Final = False
+OVERLAP_TENSOR_PARALLEL: Final = False
 
 KEEPS_GATHERED_INPUTS: Final = True
 
@@ -32,7 +34,8 @@ STOPS_RECOMPUTE_EARLY: Final = True
 _FIXED: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
-    *("offload", "offload_layers", "offload_to", "launch"),
+    *("offload", "offload_layers", "offload_to", "launch", "no_overlap"),
+    "attention_kernel",
 )
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 

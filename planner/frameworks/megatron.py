@@ -13,6 +13,7 @@ __all__ = [
     "KEEPS_EXPERT_OUTPUTS",
     "KEEPS_GATHERED_INPUTS",
     "OVERLAP_DATA_PARALLEL",
+    "OVERLAP_TENSOR_PARALLEL",
     "RULES",
     "STOPS_RECOMPUTE_EARLY",
     "refused_model",
@@ -30,10 +31,15 @@ _KNOWN: Final[dict[str, tuple[object, ...]]] = {
     "buffer_bytes": (0,),
     "gathers": ("layer",),
     "offload_to": ("cpu",),
+    "launch": ("eager", "cuda_graph"),
+    "no_overlap": ((), ("data_parallel",)),
 }
 
 # --overlap-grad-reduce and --overlap-param-gather are written into every plan.
 OVERLAP_DATA_PARALLEL: Final = True
+
+# core/tensor_parallel/layers.py: the sum is started before the weight gradient's product.
+OVERLAP_TENSOR_PARALLEL: Final = True
 
 # core/tensor_parallel/layers.py saves the shard and gathers it again in the backward.
 KEEPS_GATHERED_INPUTS: Final = False

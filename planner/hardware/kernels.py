@@ -26,13 +26,24 @@ __all__ = ["attention_s", "gemm_s", "grouped_gemm_s", "memory_bound_s"]
 Array = NDArray[np.float64]
 
 
-def gemm_s(device: Device, precision: Precision, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Array:
+def gemm_s(
+    device: Device,
+    precision: Precision,
+    m: ArrayLike,
+    n: ArrayLike,
+    k: ArrayLike,
+    *,
+    with_cast: bool = True,
+) -> Array:
     """Return the seconds of a product (m x k) · (k x n).
+
+    Tables below 16 bits hold the cast of the left operand; ``with_cast=False`` leaves it out.
 
     Raises:
         InvalidInputError: The device has no peak in ``precision``.
     """
-    return gemm_model_s(device, precision, m, n, k) * _gemm_factor(device, precision, m, n, k)
+    modelled = gemm_model_s(device, precision, m, n, k, with_cast=with_cast)
+    return modelled * _gemm_factor(device, precision, m, n, k)
 
 
 def grouped_gemm_s(
@@ -44,6 +55,7 @@ def grouped_gemm_s(
     groups: ArrayLike,
     *,
     uneven: ArrayLike = False,
+    with_cast: bool = True,
 ) -> Array:
     """Return the seconds of ``groups`` products (m x k) · (k x n) in one kernel: local experts.
 
@@ -59,11 +71,14 @@ def grouped_gemm_s(
         k: Depth.
         groups: Local experts.
         uneven: Experts differ in rows, where true.
+        with_cast: As of ``gemm_s``.
 
     Raises:
         InvalidInputError: The device has no peak in ``precision``.
     """
-    modelled = gemm_model_s(device, precision, m, n, k, groups, uneven=uneven)
+    modelled = gemm_model_s(
+        device, precision, m, n, k, groups, uneven=uneven, with_cast=with_cast
+    )
     return modelled * _gemm_factor(device, precision, np.multiply(m, groups), n, k)
 
 

@@ -17,6 +17,7 @@ from planner.hardware.devices import Device
 from planner.plan import Precision
 
 __all__ = [
+    "CAST_PRECISIONS",
     "DERIVED",
     "OPERAND_BYTES",
     "TABLE_PRECISION",
@@ -42,7 +43,7 @@ _RESULT_BYTES: Final[dict[Precision, int]] = {
     "nvfp4": 2, "mxfp8": 2, "fp8": 2, "bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8,
 }  # fmt: skip
 # Below 16 bits operands are cast for the product; attention stays in 16.
-_CAST: Final = ("fp8", "mxfp8", "nvfp4")
+CAST_PRECISIONS: Final[tuple[Precision, ...]] = ("fp8", "mxfp8", "nvfp4")
 # Nobody measured them: the peak of the data sheet, used as fp8 uses its own.
 DERIVED: Final[tuple[Precision, ...]] = ("mxfp8", "nvfp4")
 # Whose measured kernels stand for those of a precision: the same silicon, or the nearest measured.
@@ -79,6 +80,7 @@ def gemm_model_s(
     groups: ArrayLike = 1,
     *,
     uneven: ArrayLike = False,
+    with_cast: bool = True,
 ) -> Array:
     """Return the seconds of ``groups`` products (m x k) · (k x n) in one kernel.
 
@@ -101,6 +103,7 @@ def gemm_model_s(
         k: Depth.
         groups: Products in the kernel: experts.
         uneven: Groups differ in rows, so the last tile of each is half full on the average.
+        with_cast: Whether the left operand is still to be cast, where the precision asks for it.
 
     Raises:
         InvalidInputError: The device has no peak in ``precision``.
@@ -117,7 +120,7 @@ def gemm_model_s(
     rate = figures.memory_fraction * device.memory_bytes_per_s
     seconds = np.maximum(flop / (figures.gemm_fraction * peak), num_bytes / rate)
     seconds = seconds + figures.fixed_s
-    if precision in _CAST:
+    if with_cast and precision in CAST_PRECISIONS:
         seconds = seconds + m * k * groups * (figures.cast_bytes / device.memory_bytes_per_s)
     return np.where(m * n * k * groups > 0, seconds, 0.0)
 
@@ -149,7 +152,7 @@ def attention_model_s(
         InvalidInputError: The device has no peak in ``precision``.
     """
     figures = device.figures
-    peak = peak_of(device, "bf16" if precision in _CAST else precision)
+    peak = peak_of(device, "bf16" if precision in CAST_PRECISIONS else precision)
     flop, seq_len, num_heads = (
         np.asarray(value, dtype=np.float64) for value in (flop, seq_len, num_heads)
     )

@@ -12,7 +12,6 @@ from planner.cost.problem import Problem
 from planner.cost.step import Exposed, Priced, timed_ops
 from planner.cost.traffic import bytes_per_level, lower_bound_s
 from planner.cost.work import AttentionCore, Communication, Gemm, HostCopy, Launches, MemoryBound
-from planner.frameworks import overlaps_data_parallel
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
     RANK_ORDERS,
@@ -174,7 +173,7 @@ def _pipeline(problem: Problem, best: Candidates) -> Pipeline:
 
 
 def _sharding(problem: Problem, best: Candidates) -> Sharding:
-    overlap, zero = overlaps_data_parallel(problem.framework), int(best.zero_stage[0])
+    overlap, zero = problem.overlaps_data_parallel, int(best.zero_stage[0])
     return Sharding(
         zero_stage=zero,
         sequence_parallel=bool(best.sequence_parallel[0]),

@@ -17,6 +17,7 @@ PART_LABELS: Final = {
     "bubble_s": "pipeline bubble",
     "optimizer_s": "optimizer",
     "launch_s": "kernel launches",
+    "straggler_s": "wait for the slowest rank",
     "host_s": "host",
 }
 

@@ -54,6 +54,11 @@ _SCHEDULES: Final[Mapping[str, ScheduleName]] = {
     "zbv": "zb_v",
 }
 _GPT2_VOCABULARY: Final = 51_200  # 50,257 padded to a multiple of 1,024 over tp, as Megatron does
+_TRITON_ATTENTION: Final = "llm-foundry|composer"
+# Those whose attention is Transformer Engine's: cuDNN's, or the newest FlashAttention.
+_CUDNN_ATTENTION: Final = "nemo|megatron|transformer engine|maxtext"
+_TENSOR_OVERLAP_SINCE: Final = 2022
+_NO_OVERLAP_UNTIL: Final = 2022
 _OLD_GPUS: Final = ("pascal", "volta", "ampere")
 # The narrow products of the one published family with latent attention (2412.19437).
 _LATENT: Final = {
@@ -92,10 +97,17 @@ _HABITS: Final = (
         # scripts/performance/configs of Megatron-Bridge: grad_reduce_in_fp32 = False,
         # cross_entropy_fusion_impl; NeMo's scripts/performance before it
         r"nemo|megatron-bridge",
-        {"main_grads": "same", "fused_loss": "cross_entropy"},
+        {"main_grads": "same", "fused_loss": "cross_entropy", "overlap_products": True},
         True,
         "NVIDIA's performance recipes: gradients as computed, fused loss, sequence parallel with "
-        "tp",
+        "tp and overlapped by --tp-comm-overlap",
+    ),
+    _Habit(
+        # scripts/performance/configs: moe_flex_dispatcher_backend deepep or hybridep
+        r"megatron-bridge",
+        {"dispatcher": "deduplicated"},
+        True,
+        "Megatron-Bridge: tokens dispatched by DeepEP or HybridEP",
     ),
     _Habit(
         r"megatron-core",
@@ -150,6 +162,7 @@ _HABITS: Final = (
         False,
         "Transformers: norms and activations operation by operation",
     ),
+    _Habit(r"fms-?fsdp", {"main_grads": "same"}, False, "fms-fsdp: gradients reduced in bf16"),
     _Habit(
         r"fsdp|torchtitan|torchtune|jax|maxtext|paxml",
         {"master_weights": "only"},
@@ -482,6 +495,7 @@ def _training(
     if "fp32_accumulation" in run.facts:
         fields["main_grads"] = "both"
     fields |= _kernels(run, model, gpu, said)
+    fields |= _beside(run, said)
     if "optimizer_on_cpu" in run.facts:
         fields["offload"] = ("gradients", "optimizer")
     if run.offloaded_layers:
@@ -513,7 +527,38 @@ def _kernels(run: Run, model: ModelSpec, gpu: GpuModel, said: list[str]) -> dict
     if stored and "fused_attention" not in run.facts:
         said.append("attention is not fused, with dropout: a GPT by Megatron before Hopper")
         return {"fused_attention": False, "dropout": True}
-    return {"dropout": True} if dropout else {}
+    found: dict[str, Any] = {"dropout": True} if dropout else {}
+    if "newest_attention" in run.facts:
+        return found
+    if re.search(_TRITON_ATTENTION, framework):
+        said.append("attention is FlashAttention in Triton, the framework's of 2023")
+        return found | {"attention_kernel": "flash1"}
+    if "flash_attention_2" in run.facts or not re.search(_CUDNN_ATTENTION, framework):
+        said.append("attention is FlashAttention-2")
+        return found | {"attention_kernel": "flash2"}
+    return found
+
+
+def _beside(run: Run, said: list[str]) -> dict[str, Any]:
+    """Return what is waited for: each kernel, or collectives that later releases hide.
+
+    Megatron-LM has summed input gradients beside weight gradients since the release of Korthikanti
+    et al. (2205.05198, May 2022), and gradients beside the backward since 2023, if asked to.
+    """
+    found: dict[str, Any] = {}
+    if "blocking_launches" in run.facts:
+        found["launch"] = "blocking"
+    year = re.search(r"\b(20[12]\d)\b", run.framework)
+    is_megatron = "megatron" in run.framework.lower()
+    if is_megatron and year and int(year[1]) <= _NO_OVERLAP_UNTIL:
+        waits = ["data_parallel"]
+        if int(year[1]) < _TENSOR_OVERLAP_SINCE or "deepspeed" in run.framework.lower():
+            waits.append("tensor_parallel")
+        said.append(f"Megatron-LM of {year[1]} hides no collectives of {' and '.join(waits)}")
+        found["no_overlap"] = tuple(waits)
+    elif "gradients_not_overlapped" in run.facts:
+        found["no_overlap"] = ("data_parallel",)
+    return found
 
 
 def _zero_stage(run: Run, dp: int, said: list[str]) -> int:
