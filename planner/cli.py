@@ -107,6 +107,7 @@ from planner.validate.kernels import (
 from planner.validate.memory import memory_csv, predict_memory, score_memory
 from planner.validate.published import read_runs, run_of
 from planner.validate.rows import read_rows, without_outcomes
+from planner.validate.runs import predict_runs, runs_csv
 from planner.validate.scores import score
 
 __all__ = ["app", "main"]
@@ -1084,6 +1085,27 @@ def validate_memory(
         show_memory_scores(_console(), scores)
 
 
+@validate_app.command("runs")
+def validate_runs(
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="CSV of training runs, with columns as benchmarks/data/training_runs.csv or "
+            "vtrain_multi_node.csv there; - is stdin."
+        ),
+    ],
+    *,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write each row's prediction here, or why not.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict step time and memory of published runs from their configurations, and score it."""
+    rows = read_runs(_read_bytes(table), source=table)
+    found = predict_runs(_watched([run_of(row) for row in rows]))
+    _write(predictions, runs_csv(found).rstrip("\n"))
+
+
 @app.command()
 def memory(
     model: Annotated[str, typer.Argument(help="Bundled name, or a JSON file (config.json).")],
@@ -1288,6 +1310,14 @@ class _Output(Console):
 
 def _console() -> Console:
     return _Output(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def _watched(rows: Sequence[ValueT]) -> Iterable[ValueT]:
+    """Return ``rows``, with a bar on stderr as they are taken, if that is a terminal."""
+    from rich.progress import track  # only long tables need it
+
+    stderr = Console(stderr=True)
+    return track(rows, "rows", console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def _print(document: str) -> None:

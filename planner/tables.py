@@ -56,6 +56,8 @@ from planner.validate.memory import FIT_BAR, MEDIAN_BAR, P90_BAR, MemoryScores
 from planner.validate.scores import Scores
 
 __all__ = [
+    "new_table",
+    "percent",
     "show_collectives",
     "show_compression",
     "show_degraded",
@@ -70,6 +72,8 @@ __all__ = [
     "show_models",
     "show_plan",
     "show_scores",
+    "show_skipped",
+    "show_table",
     "show_topologies",
 ]
 
@@ -113,20 +117,20 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
     """
     out.print(headline(plan), style="bold", markup=False)
     out.print(basis(plan), markup=False)
-    layout = _table("what", "how")
+    layout = new_table("what", "how")
     for what, how in layout_rows(plan):
         layout.add_row(what, escape(how))
-    _show(out, "layout", layout)
-    _show(out, "one step", _time_table(plan))
+    show_table(out, "layout", layout)
+    show_table(out, "one step", _time_table(plan))
     _show_memory_of(out, plan)
     _show_collectives(out, plan)
     _show_crossings(out, plan)
     _show_placements(out, plan)
     _show_runners_up(out, plan)
-    rejected = _table("layouts>", "reason")
+    rejected = new_table("layouts>", "reason")
     for item in plan.rejected:
         rejected.add_row(f"{item.count:,}", escape(item.reason))
-    _show(out, f"rejected of {plan.num_candidates:,} layouts", rejected)
+    show_table(out, f"rejected of {plan.num_candidates:,} layouts", rejected)
     _show_assumptions(out, plan.assumptions)
     _show_launch(out, plan, plan_source)
     out.print(
@@ -136,7 +140,7 @@ def show_plan(out: Console, plan: Plan, plan_source: str) -> None:
 
 def show_topologies(out: Console, documents: Iterable[TopologyDocument]) -> None:
     """Print one line for each topology."""
-    table = _table("name", "device", "GPUs a node>", "nodes>", "description")
+    table = new_table("name", "device", "GPUs a node>", "nodes>", "description")
     for document in documents:
         table.add_row(
             escape(document.name),
@@ -167,7 +171,7 @@ def show_fabric(
     columns = {name: words for name, words in cells.items() if any(words)}
     # Where there is no room for columns of words, they stand below.
     below = {} if out.width >= _WIDE else {name: columns.pop(name, None) for name in _WORDS}
-    table = _table(*columns, is_wide=out.width >= _WIDE)
+    table = new_table(*columns, is_wide=out.width >= _WIDE)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     num_nodes = fabric.num_gpus // fabric.gpus_per_node
@@ -190,7 +194,7 @@ def show_fabric(
 
 def show_degraded(out: Console, before: Fabric, after: Fabric) -> None:
     """Print what weak and broken parts leave of each level."""
-    table = _table("level", "GPUs of a unit>", "per GPU before>", "after>", "left>")
+    table = new_table("level", "GPUs of a unit>", "per GPU before>", "after>", "left>")
     old = {level.name: level for level in before.levels}
     for level in after.levels:
         was = old.get(level.name)
@@ -210,7 +214,7 @@ def show_degraded(out: Console, before: Fabric, after: Fabric) -> None:
 
 def show_models(out: Console, specs: Mapping[str, ModelSpec]) -> None:
     """Print one line for each model."""
-    table = _table(
+    table = new_table(
         "name", "parameters>", "active>", "layers>", "hidden size>", "experts>", "blocks"
     )
     for name, spec in specs.items():
@@ -239,14 +243,14 @@ def show_model(out: Console, spec: ModelSpec) -> None:
     if spec.num_mtp_modules:
         title += f"; {format_count(mtp_parameter_count(spec))} more for multi-token prediction"
     out.print(title, style="bold", markup=False)
-    table = _table("block", "number>", "parameters of one>", "forward GFLOP per token>")
+    table = new_table("block", "number>", "parameters of one>", "forward GFLOP per token>")
     for kind, number in num_blocks(spec).items():
         flop = block_flop_per_token(spec, kind, _SHOWN_SEQ_LEN)
         parameters = format_count(block_parameters(spec, kind).total())
         table.add_row(kind, str(number), parameters, f"{flop / 1e9:,.3g}")
     out.print(table)
     out.print(f"flop with sequences of {_SHOWN_SEQ_LEN:,} tokens", markup=False)
-    table = _table("field", "value")
+    table = new_table("field", "value")
     for field, value in spec.model_dump(mode="json", exclude={"name", "assumptions"}).items():
         text = json.dumps(value)
         is_long = len(text) > _MAX_VALUE_LENGTH
@@ -257,19 +261,19 @@ def show_model(out: Console, spec: ModelSpec) -> None:
 
 def show_scores(out: Console, scores: Scores) -> None:
     """Print how far predictions are from what was measured, by machine and over machines."""
-    table = _table("machine", "nodes|", "size|", "rows>", "median error>", "mean>", "pred/meas>")
+    table = new_table("machine", "nodes|", "size|", "rows>", "median error>", "mean>", "pred/meas>")
     for one in scores.machines:
         table.add_row(
             escape(one.machine),
             one.nodes,
             one.size,
             f"{one.num_rows:,}",
-            _percent(one.median_error),
-            _percent(one.mean_error),
+            percent(one.median_error),
+            percent(one.mean_error),
             f"{one.median_ratio:.2f}",
         )
     out.print(table)
-    table = _table("nodes|", "size|", "machines>", "rows>", "median error>", "bar>", "")
+    table = new_table("nodes|", "size|", "machines>", "rows>", "median error>", "bar>", "")
     for group in scores.classes:
         bar, verdict = group.bar, {None: "too few machines to judge", True: "kept", False: "missed"}
         table.add_row(
@@ -277,21 +281,21 @@ def show_scores(out: Console, scores: Scores) -> None:
             group.size,
             f"{group.num_machines:,}",
             f"{group.num_rows:,}",
-            _percent(group.median_error),
-            "none" if bar is None else _percent(bar),
+            percent(group.median_error),
+            "none" if bar is None else percent(bar),
             "" if bar is None else verdict[group.is_kept],
         )
-    _show(out, "median over machines", table)
+    show_table(out, "median over machines", table)
     rank = scores.ranking
     if rank.num_pairs:
         told = f"of {counted(rank.num_pairs, 'pair')} of forced methods the faster is predicted in "
         told += f"{rank.num_right:,}"
         if rank.num_right < rank.num_pairs:
-            told += f"; the others take {_percent(rank.median_loss)} longer than the faster "
-            told += f"(median; {_percent(rank.worst_loss)} at worst), "
+            told += f"; the others take {percent(rank.median_loss)} longer than the faster "
+            told += f"(median; {percent(rank.worst_loss)} at worst), "
             told += f"{format_seconds(rank.lost_s)} together"
         out.print(f"\n{told}", markup=False)
-    _show_skipped(out, scores.skipped)
+    show_skipped(out, scores.skipped)
     out.print(
         f"\n{counted(scores.num_rows, 'row')}: {scores.num_scored:,} scored, "
         f"{scores.num_excluded:,} marked EXCLUDE, {scores.num_unmeasured:,} predicted but without "
@@ -302,7 +306,9 @@ def show_scores(out: Console, scores: Scores) -> None:
 
 def show_devices(out: Console, devices: Sequence[Device]) -> None:
     """Print what is known of devices, one a line."""
-    table = _table("device", "kernels", "memory>", "bandwidth>", "16 bits>", "8 bits>", "4 bits>")
+    table = new_table(
+        "device", "kernels", "memory>", "bandwidth>", "16 bits>", "8 bits>", "4 bits>"
+    )
     for one in devices:
         peaks = one.peak_flop_per_s
         half = peaks.get("bf16", peaks.get("fp16"))
@@ -314,7 +320,7 @@ def show_devices(out: Console, devices: Sequence[Device]) -> None:
 
 def show_device(out: Console, one: Device) -> None:
     """Print a device with its figures and their sources."""
-    table = _table("what", "figure")
+    table = new_table("what", "figure")
     table.add_row("memory", f"{format_bytes(one.memory_bytes)}, of which a rank can allocate "
                   f"{format_bytes(one.capacity_bytes)}")  # fmt: skip
     table.add_row("bandwidth", format_rate(one.memory_bytes_per_s, "B/s"))
@@ -350,18 +356,20 @@ def show_kernel_scores(
     ):
         chosen = [one for one in scores if one.is_known == is_known]
         if chosen:
-            rows = _table("device", "kind", "rows>", "median error>", "90th percentile>", "bias>")
+            rows = new_table(
+                "device", "kind", "rows>", "median error>", "90th percentile>", "bias>"
+            )
             for one in chosen:
                 rows.add_row(
                     one.device,
                     escape(one.kind),
                     f"{one.num_rows:,}",
-                    _percent(one.median_error),
-                    _percent(one.ninetieth_error),
-                    _percent(one.bias),
+                    percent(one.median_error),
+                    percent(one.ninetieth_error),
+                    percent(one.bias),
                 )
-            _show(out, title, rows)
-    _show_skipped(out, Counter(p.skipped_reason for p in predictions if p.time_s is None))
+            show_table(out, title, rows)
+    show_skipped(out, Counter(p.skipped_reason for p in predictions if p.time_s is None))
     timed = sum(1 for time_s in table.time_s.tolist() if time_s == time_s)
     only = ", scored from m = 1,024 on" if table.op == "gemm" else ""
     out.print(
@@ -369,55 +377,57 @@ def show_kernel_scores(
     )
 
 
-def _show_skipped(out: Console, skipped: Mapping[str, int]) -> None:
+def show_skipped(out: Console, skipped: Mapping[str, int]) -> None:
+    """Print how many rows have no prediction for which reason."""
     if skipped:
-        table = _table("rows>", "skipped because")
+        table = new_table("rows>", "skipped because")
         for reason, count in skipped.items():
             table.add_row(f"{count:,}", escape(reason))
-        _show(out, f"no prediction for {counted(sum(skipped.values()), 'row')}", table)
+        show_table(out, f"no prediction for {counted(sum(skipped.values()), 'row')}", table)
 
 
-def _percent(part: float) -> str:
+def percent(part: float) -> str:
+    """Return a fraction as per cent."""
     return f"{100 * part:.1f} %"
 
 
 def show_memory_scores(out: Console, scores: MemoryScores) -> None:
     """Print errors of predicted memory by source, the worst rows, and runs that would not fit."""
-    table = _table("source|", "rows>", "median error>", "90th percentile>", "bias>")
+    table = new_table("source|", "rows>", "median error>", "90th percentile>", "bias>")
     for one in scores.sources:
         table.add_row(
             escape(one.source),
             f"{one.num_rows:,}",
-            _percent(one.median_error),
-            _percent(one.p90_error),
+            percent(one.median_error),
+            percent(one.p90_error),
             f"{100 * one.bias:+.1f} %",
         )
-    _show(out, "memory against what the sources print", table)
+    show_table(out, "memory against what the sources print", table)
     if scores.is_kept is not None:
         verdict = "kept" if scores.is_kept else "missed"
-        bars = f"median {_percent(MEDIAN_BAR)}, 90th percentile {_percent(P90_BAR)}"
+        bars = f"median {percent(MEDIAN_BAR)}, 90th percentile {percent(P90_BAR)}"
         out.print(f"bars on all rows ({bars}): {verdict}", markup=False)
     if scores.worst:
-        table = _table("row|", "source|", "predicted>", "printed>", "error>", "assumed")
+        table = new_table("row|", "source|", "predicted>", "printed>", "error>", "assumed")
         for row in scores.worst:
             table.add_row(
                 *(escape(row.id), escape(row.source)),
                 *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
                 *(f"{100 * row.error:+.0f} %", escape("; ".join(row.assumptions))),
             )
-        _show(out, "the worst rows", table)
+        show_table(out, "the worst rows", table)
     if scores.not_fitting:
-        table = _table("row|", "source|", "needed>", "has>", "beyond>", "assumed")
+        table = new_table("row|", "source|", "needed>", "has>", "beyond>", "assumed")
         for row in scores.not_fitting:
             table.add_row(
                 *(escape(row.id), escape(row.source)),
                 *(f"{row.predicted_gib:.1f} GiB", f"{row.printed_gib:.1f} GiB"),
                 *(f"{100 * row.error:.1f} %", escape("; ".join(row.assumptions))),
             )
-        _show(out, "ran, and would not fit", table)
+        show_table(out, "ran, and would not fit", table)
     out.print(
         f"\nof {counted(scores.num_ran, 'run')} {scores.num_beyond:,} would not fit by more than "
-        f"{_percent(FIT_BAR)}; of {scores.num_chosen:,} recompute is not printed, and the least "
+        f"{percent(FIT_BAR)}; of {scores.num_chosen:,} recompute is not printed, and the least "
         "that fits was taken",
         markup=False,
     )
@@ -457,7 +467,7 @@ def _show_changes(out: Console, report: MemoryReport) -> None:
     if not report.changes:
         out.print("neither one change nor two that were tried make it fit; try more GPUs")
         return
-    table = _table("change", "peak>", "saves>", "sends>", "step>")
+    table = new_table("change", "peak>", "saves>", "sends>", "step>")
     for change in report.changes:
         sign = "-" if change.sent_bytes < 0 else "+"
         table.add_row(
@@ -467,7 +477,7 @@ def _show_changes(out: Console, report: MemoryReport) -> None:
             f"{sign}{format_bytes(abs(change.sent_bytes))}",
             "?" if change.slower_by is None else f"{100 * change.slower_by:+.1f} %",
         )
-    _show(out, "changes that make it fit, the smallest first", table)
+    show_table(out, "changes that make it fit, the smallest first", table)
 
 
 def show_experts(
@@ -488,7 +498,7 @@ def show_experts(
     """
     is_wide = out.width >= _WIDE
     columns = ["what|", "time>", "exchanges>", "experts>", "through the hottest link>"]
-    table = _table(*columns, "hottest : mean>", "dropped>", "basis", is_wide=is_wide)
+    table = new_table(*columns, "hottest : mean>", "dropped>", "basis", is_wide=is_wide)
     for one in strategies:
         table.add_row(
             one.name,
@@ -500,13 +510,13 @@ def show_experts(
             f"{100 * one.dropped:.1f} %" if one.dropped else "",
             one.basis,
         )
-    _show(out, title, table)
-    levels = _table("level", "into the busiest unit>", "into the mean>", "at least>")
+    show_table(out, title, table)
+    levels = new_table("level", "into the busiest unit>", "into the mean>", "at least>")
     for one_level in dispatch:
         busiest, mean = one_level.into_bytes.max(), one_level.into_bytes.mean()
         sizes = (format_bytes(float(size)) for size in (busiest, mean))
         levels.add_row(escape(one_level.level), *sizes, format_seconds(one_level.seconds))
-    _show(out, "one dispatch by all_to_all, over each level", levels)
+    show_table(out, "one dispatch by all_to_all, over each level", levels)
     if pays is not None:
         out.print(
             f"\nthe hottest rank receives {pays.hottest_rows:,.0f} rows from others; a copy of an "
@@ -529,7 +539,7 @@ def show_compression(
     is_wide = out.width >= _WIDE
     columns = ["scheme|", "form|", "time>", "kernels>", *(f"{escape(name)}>" for name in levels)]
     columns += ["gain>", *(("why not",) if is_wide else ())]
-    table = _table(*columns, is_wide=is_wide)
+    table = new_table(*columns, is_wide=is_wide)
     for one in found:
         row = (
             str(one.scheme),
@@ -541,7 +551,7 @@ def show_compression(
             why_not(found, one),
         )
         table.add_row(*row[: len(columns)])
-    _show(out, title, table)
+    show_table(out, title, table)
     for one in () if is_wide else found:
         if reason := why_not(found, one):
             out.print(f"{one.scheme} {one.form}: {reason}", markup=False)
@@ -583,7 +593,7 @@ def show_collectives(
             out.print(f"\n{one.op}", style="bold", markup=False)
         else:
             for at in range(0, len(one.sizes), _SIZES_A_TABLE):
-                _show(out, one.op, _comparison_table(one, at, library))
+                show_table(out, one.op, _comparison_table(one, at, library))
         _show_words(out, one, library)
     if any(one.sizes[0].prices for one in listed):
         calls = f"{library}'s calls and those of our executor"
@@ -596,7 +606,7 @@ def _comparison_table(one: Comparison, start: int, library: str) -> Table:
     """Return the table of some sizes, from the one numbered ``start`` on."""
     some = slice(start, start + _SIZES_A_TABLE)
     sizes, titles = one.sizes[some], _told_apart([at.size_bytes for at in one.sizes])[some]
-    table = _table("method|", *(f"{title}>" for title in titles), "basis")
+    table = new_table("method|", *(f"{title}>" for title in titles), "basis")
     by_method = zip(*(at.prices for at in sizes), strict=True)
     run_by = {way.method: way.run_by for way in one.ways}
     for prices in by_method:
@@ -667,7 +677,7 @@ def _slower(share: float | None) -> str:
 
 
 def _time_table(plan: Plan) -> Table:
-    table = _table("part", "time>", "share>", "")
+    table = new_table("part", "time>", "share>", "")
     for part in time_parts(plan):
         share = f"{100 * part.share:.1f} %"
         table.add_row(part.label, format_seconds(part.amount), share, _bar(part))
@@ -678,9 +688,9 @@ def _show_memory_of(out: Console, plan: Plan) -> None:
     """Print what fills a rank, of a pipeline that of every stage, and what is left."""
     stage = peak_stage(plan)
     if len(plan.memory) == 1:
-        _show(out, "memory of a rank", _memory_table(stage))
+        show_table(out, "memory of a rank", _memory_table(stage))
     else:
-        _show(out, "memory of a rank, by stage", _stages_table(plan.memory))
+        show_table(out, "memory of a rank, by stage", _stages_table(plan.memory))
     left = stage.capacity_bytes - stage.total_bytes
     out.print(f"{format_bytes(left)} of {format_bytes(stage.capacity_bytes)} left", markup=False)
 
@@ -688,7 +698,7 @@ def _show_memory_of(out: Console, plan: Plan) -> None:
 def _stages_table(stages: Sequence[StageMemory]) -> Table:
     """Return parts by pipeline stage, the fullest marked."""
     fullest = max(stages, key=lambda stage: stage.total_bytes)
-    table = _table("part|", *(f"stage {stage.pp_rank}>" for stage in stages))
+    table = new_table("part|", *(f"stage {stage.pp_rank}>" for stage in stages))
     for name in type(fullest.parts).model_fields:
         sizes = [getattr(stage.parts, name) for stage in stages]
         if any(sizes):
@@ -701,7 +711,7 @@ def _stages_table(stages: Sequence[StageMemory]) -> Table:
 
 
 def _memory_table(stage: StageMemory) -> Table:
-    table = _table("part", "size>", "")
+    table = new_table("part", "size>", "")
     for part in memory_parts(stage):
         table.add_row(part.label, format_bytes(part.amount), _bar(part))
     total = f"{format_bytes(stage.total_bytes)} of {format_bytes(stage.capacity_bytes)}"
@@ -716,7 +726,7 @@ def _bar(part: Part) -> str:
 def _show_collectives(out: Console, plan: Plan) -> None:
     """Print the calls; where there is no room for runners-up and remarks, those below them."""
     is_wide = out.width >= _WIDE
-    _show(out, "collectives", _collectives_table(plan, is_wide=is_wide))
+    show_table(out, "collectives", _collectives_table(plan, is_wide=is_wide))
     for choice in () if is_wide else plan.collectives:
         next_best = "" if choice.runner_up is None else f"runner-up {_runner_up(choice)}"
         if words := ", ".join(filter(None, (next_best, _remarks(choice)))):
@@ -728,7 +738,7 @@ def _collectives_table(plan: Plan, *, is_wide: bool) -> Table:
         *("axis|", "operation|", "ranks>", "size>", "algorithm|", "time>", "of bound>"),
         *(("runner-up|", "") if is_wide else ()),
     ]
-    table = _table(*columns, is_wide=is_wide)
+    table = new_table(*columns, is_wide=is_wide)
     for choice in plan.collectives:
         row = (
             choice.axis,
@@ -766,18 +776,18 @@ def _runner_up(choice: CollectiveChoice) -> str:
 def _show_crossings(out: Console, plan: Plan) -> None:
     """Print which axis crosses which level: one row an axis, one column a level."""
     sent = traffic(plan)
-    table = _table("axis|", *(f"{escape(level)}>" for level in sent.levels))
+    table = new_table("axis|", *(f"{escape(level)}>" for level in sent.levels))
     for axis, sizes in sent.axes.items():
         table.add_row(axis, *("" if size is None else format_bytes(size) for size in sizes))
     if sent.levels:
-        _show(out, "sent by a rank in a step, over each level", table)
+        show_table(out, "sent by a rank in a step, over each level", table)
 
 
 def _show_placements(out: Console, plan: Plan) -> None:
     """Print what could be done about weak nodes, and what waiting would gain."""
     is_wide = out.width >= _WIDE
     hosts = ("left out|", "in their place|") if is_wide else ("left out", "in their place")
-    table = _table("nodes|", "count>", *hosts, "step>", "", is_wide=is_wide)
+    table = new_table("nodes|", "count>", *hosts, "step>", "", is_wide=is_wide)
     for option in plan.placements:
         table.add_row(
             option.choice,
@@ -788,7 +798,7 @@ def _show_placements(out: Console, plan: Plan) -> None:
             "chosen" if option.is_chosen else "",
         )
     if plan.placements:
-        _show(out, "which nodes: keep those asked for, drop some, or move", table)
+        show_table(out, "which nodes: keep those asked for, drop some, or move", table)
     if plan.waiting is not None:
         out.print(f"\n{waiting(plan.waiting)}", markup=False)
 
@@ -801,7 +811,7 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
         *("ZeRO>", "step>", "slower>", "memory>"),
         *(("why",) if is_wide else ()),
     ]
-    table = _table(*columns, is_wide=is_wide)
+    table = new_table(*columns, is_wide=is_wide)
     for other in plan.runners_up:
         row = (
             ordered(other.layout, other.order),
@@ -814,13 +824,14 @@ def _show_runners_up(out: Console, plan: Plan) -> None:
             escape(other.why),
         )
         table.add_row(*row[: len(columns)])
-    _show(out, "runners-up", table)
+    show_table(out, "runners-up", table)
     if not is_wide:
         for other in plan.runners_up:
             out.print(f"{ordered(other.layout, other.order)}: {other.why}", markup=False)
 
 
-def _show(out: Console, title: str, table: Table) -> None:
+def show_table(out: Console, title: str, table: Table) -> None:
+    """Print a table under its title."""
     out.print(f"\n{title}", style="bold", markup=False)
     out.print(table)
 
@@ -856,7 +867,7 @@ def _show_assumptions(out: Console, assumptions: Iterable[str]) -> None:
         out.print(f"assumed: {assumption}", markup=False)
 
 
-def _table(*columns: str, is_wide: bool = True) -> Table:
+def new_table(*columns: str, is_wide: bool = True) -> Table:
     """Return an empty table, its columns closer to each other where there is little room.
 
     A name that ends in ``>`` heads numbers, aligned right, one that ends in ``|`` names; neither

@@ -32,6 +32,7 @@ __all__ = [
     "SourceScore",
     "WorstRow",
     "memory_csv",
+    "memory_of",
     "predict_memory",
     "score_memory",
 ]
@@ -142,6 +143,11 @@ def _predicted(run: Run) -> MemoryPrediction:
         found = configuration(run)
     except InvalidInputError as exc:
         return MemoryPrediction(run.id, None, skipped_reason=str(exc))
+    return memory_of(run, found)
+
+
+def memory_of(run: Run, found: Configuration) -> MemoryPrediction:
+    """Return the prediction for a run of which ``found`` is the configuration."""
     problem = found.problem
     parts = memory(problem, found.candidate)
     needed, shown = parts.total_bytes()[0], _shown_bytes(found, run)

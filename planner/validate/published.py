@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
+from planner.errors import InvalidInputError
 from planner.units import parse_number
 from planner.validate.rows import Row, refuse, table_rows
+from planner.validate.vtrain import VTRAIN_COLUMNS, training_row
 
 __all__ = [
     "FACTS",
@@ -30,7 +32,7 @@ __all__ = [
 # What came out, texts that may hold it, and names by which a run could be known.
 OUTCOME_COLUMNS: Final = (
     *("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "flops_convention", "mfu_pct"),
-    *("memory_gb_per_gpu", "measured_step_time_s", "measured_from"),
+    *("memory_gb_per_gpu", "measured_step_time_s", "measured_from", "iteration_time_ms"),
     *("source", "source_id", "url_or_repo_path", "verified", "n_params_B"),
 )
 # Statements of the notes about how a run was configured, by what stands there.
@@ -86,7 +88,17 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
     "global_batch": (1, 1_000_000),
     "nics_per_node": (0, 256),
 }
-_MEASURED: Final = {"memory_gb_per_gpu": (1e-3, 1e5), "measured_step_time_s": (1e-6, 1e9)}
+_MEASURED: Final = {
+    "memory_gb_per_gpu": (1e-3, 1e5),
+    "measured_step_time_s": (1e-6, 1e9),
+    "tokens_per_s_per_gpu": (1e-6, 1e12),
+    "tflops_per_gpu": (1e-6, 1e6),
+    "mfu_pct": (1e-3, 100.0),
+}
+_CONVENTIONS: Final = ("", "model", "hardware")
+# How notes say that printed flop have half of the attention's, as a causal kernel does.
+_CAUSAL: Final = r"causal \(?half\)?"
+_TERA: Final = 1e12
 _GBIT_BYTES: Final = 1e9 / 8
 _MOST_READ: Final = 1e18  # a whole number of 64 bits, whatever the column
 
@@ -144,20 +156,43 @@ class RunOutcome:
         memory_gib: Of one GPU. The column says GB, as torch, nvidia-smi and most papers do who
             count 2**30 bytes.
         step_time_s: Of one step.
+        tokens_per_s: Of one GPU.
+        flop_per_s: Of one GPU, as the source counts them.
+        mfu: Of the GPU's dense peak, 0..1.
+        counts_recomputed: Whether ``flop_per_s`` and ``mfu`` have what is recomputed in them.
+        counts_causal: Whether they have half of the attention's flop, not all.
     """
 
     source: str
     memory_gib: float | None
     step_time_s: float | None
+    tokens_per_s: float | None
+    flop_per_s: float | None
+    mfu: float | None
+    counts_recomputed: bool
+    counts_causal: bool
 
 
 def read_runs(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     """Return the rows of a CSV, in order; columns may stand in any order, and others beside them.
 
+    A table with the columns of vTrain's is told by its header, and its rows are those that
+    ``training_row`` makes of them.
+
     Raises:
-        InvalidInputError: It is no such table; or a cell cannot be, with its line and column.
+        InvalidInputError: It is neither table; or a cell cannot be, with its line and column.
     """
-    rows, seen = table_rows(text, source=source, required=_REQUIRED), dict[str, int]()
+    rows, seen = table_rows(text, source=source), dict[str, int]()
+    missing = [column for column in _REQUIRED if column not in rows[0].cells]
+    if missing and "gpu" in missing and all(column in rows[0].cells for column in VTRAIN_COLUMNS):
+        rows = tuple(map(training_row, rows))
+    elif missing:
+        raise InvalidInputError(
+            f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
+            f"{', '.join(_REQUIRED)}, as benchmarks/data/training_runs.csv; or "
+            f"{', '.join(VTRAIN_COLUMNS)}, as benchmarks/data/vtrain_multi_node.csv",
+            where=missing[0],
+        )
     for row in rows:
         name = run_of(row).id
         run_outcome(row)
@@ -203,8 +238,22 @@ def run_outcome(row: Row) -> RunOutcome:
     Raises:
         InvalidInputError: A cell cannot be, with its line and column.
     """
-    memory, step = (_number(row, name, limits) for name, limits in _MEASURED.items())
-    return RunOutcome(row.cells.get("source_id", ""), memory, step)
+    memory, step, tokens, tflops, mfu = (
+        _number(row, name, limits) for name, limits in _MEASURED.items()
+    )
+    convention = row.cells.get("flops_convention", "").lower()
+    if convention not in _CONVENTIONS:
+        refuse(row, "flops_convention", "must be model or hardware, or empty")
+    return RunOutcome(
+        source=row.cells.get("source_id", ""),
+        memory_gib=memory,
+        step_time_s=step,
+        tokens_per_s=tokens,
+        flop_per_s=None if tflops is None else tflops * _TERA,
+        mfu=None if mfu is None else mfu / 100,
+        counts_recomputed=convention == "hardware",
+        counts_causal=re.search(_CAUSAL, row.cells.get("notes", ""), re.I) is not None,
+    )
 
 
 def _number(row: Row, column: str, limits: tuple[float, float]) -> float | None:

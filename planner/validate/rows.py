@@ -143,19 +143,24 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def table_rows(text: str | bytes, *, source: str, required: Sequence[str]) -> tuple[Row, ...]:
+def table_rows(text: str | bytes, *, source: str, required: Sequence[str] = ()) -> tuple[Row, ...]:
     """Return the rows of a CSV, in order, whatever stands in their cells.
 
     Raises:
         InvalidInputError: It is no CSV, is empty, or lacks a column of ``required``.
     """
-    header, *lines = _lines(text, source) or [(0, [])]
+    header, *lines = _lines(text, source) or [(0, list[str]())]
     columns = header[1]
     if missing := [column for column in required if column not in columns]:
         raise InvalidInputError(
             f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
             f"{', '.join(required)}",
             where=missing[0],
+        )
+    if not columns:
+        raise InvalidInputError(
+            f"{source}: is empty; need a line with the names of columns, and rows below it",
+            where=source,
         )
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
