@@ -302,20 +302,26 @@ def _block_ops(
 
 
 def _launches(c: Candidates, ops: Iterable[Op]) -> list[Op]:
-    """Return what the host issues, for each phase that a pass runs through; calls left out."""
+    """Return what the host issues, for each phase that a pass runs through: kernels and calls."""
     counts: dict[Phase, Column] = {}
     for op in ops:
-        if isinstance(op, Gemm | AttentionCore | MemoryBound):
-            phase = "backward" if op.phase == "weight_gradient" else op.phase
-            number: Column | int = 1
-            if isinstance(op, Gemm) and op.name in EXPERT_PRODUCTS and op.experts is not None:
-                number = op.experts.num_local  # one product each, on a few streams
-            elif isinstance(op, MemoryBound):
-                number = op.num_kernels * (op.num_bytes > 0)
-            elif isinstance(op, AttentionCore) and phase == "backward":
-                number = _ATTENTION_BACKWARD_KERNELS
-            counts[phase] = counts.get(phase, np.zeros(len(c))) + number * op.repeats
+        phase = "backward" if op.phase == "weight_gradient" else op.phase
+        counts[phase] = counts.get(phase, np.zeros(len(c))) + _issued(c, op)
     return [Launches("launch", phase, 1.0 * (n > 0), n) for phase, n in counts.items()]
+
+
+def _issued(c: Candidates, op: Op) -> Column:
+    """Return how many kernels or calls an op is; a call of one rank alone is none."""
+    number: Column | int = 1
+    if isinstance(op, Communication):
+        number = 1 * (getattr(c, op.axis) > 1)
+    elif isinstance(op, Gemm) and op.name in EXPERT_PRODUCTS and op.experts is not None:
+        number = op.experts.num_local  # one product each, on a few streams
+    elif isinstance(op, MemoryBound):
+        number = op.num_kernels * (op.num_bytes > 0)
+    elif isinstance(op, AttentionCore) and op.phase == "backward":
+        number = _ATTENTION_BACKWARD_KERNELS
+    return np.asarray(number * op.repeats)
 
 
 def tokens(problem: Problem, c: Candidates) -> Column:
