@@ -73,6 +73,7 @@ from planner.planning import make_plan
 from planner.request import Constraints, PlanRequest
 from planner.resolving import build_problem, resolve, slowest_device
 from planner.reviewing import LAYOUT_FIELDS, layout_problem, layout_title
+from planner.run_tables import show_run_scores
 from planner.search.nearby import memory_report
 from planner.tables import (
     show_collectives,
@@ -107,6 +108,7 @@ from planner.validate.kernels import (
 from planner.validate.memory import memory_csv, predict_memory, score_memory
 from planner.validate.published import read_runs, run_of
 from planner.validate.rows import read_rows, without_outcomes
+from planner.validate.run_scores import score_runs
 from planner.validate.runs import predict_runs, runs_csv
 from planner.validate.scores import score
 
@@ -1104,6 +1106,12 @@ def validate_runs(
     rows = read_runs(_read_bytes(table), source=table)
     found = predict_runs(_watched([run_of(row) for row in rows]))
     _write(predictions, runs_csv(found).rstrip("\n"))
+    scores = score_runs(rows, found)
+    if as_json:
+        listed = [asdict(prediction) for prediction in found]
+        _print(json.dumps({**asdict(scores), "predictions": listed}, indent=2))
+    else:
+        show_run_scores(_console(), scores)
 
 
 @app.command()

@@ -36,6 +36,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
         "resolving",
         "planning reviewing summary",
         "tables",
+        "run_tables",
         "cli",
     )
 )

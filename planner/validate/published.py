@@ -14,7 +14,7 @@ from typing import Final
 
 from planner.errors import InvalidInputError
 from planner.units import parse_number
-from planner.validate.rows import Row, refuse, table_rows
+from planner.validate.rows import Row, header_of, refuse, table_rows
 from planner.validate.vtrain import VTRAIN_COLUMNS, training_row
 
 __all__ = [
@@ -182,10 +182,11 @@ def read_runs(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     Raises:
         InvalidInputError: It is neither table; or a cell cannot be, with its line and column.
     """
-    rows, seen = table_rows(text, source=source), dict[str, int]()
-    missing = [column for column in _REQUIRED if column not in rows[0].cells]
-    if missing and "gpu" in missing and all(column in rows[0].cells for column in VTRAIN_COLUMNS):
-        rows = tuple(map(training_row, rows))
+    columns, seen = header_of(text, source=source), dict[str, int]()
+    missing = [column for column in _REQUIRED if column not in columns]
+    if "gpu" in missing and all(column in columns for column in VTRAIN_COLUMNS):
+        found = table_rows(text, source=source, required=VTRAIN_COLUMNS)
+        rows = tuple(map(training_row, found))
     elif missing:
         raise InvalidInputError(
             f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
@@ -193,6 +194,8 @@ def read_runs(text: str | bytes, *, source: str) -> tuple[Row, ...]:
             f"{', '.join(VTRAIN_COLUMNS)}, as benchmarks/data/vtrain_multi_node.csv",
             where=missing[0],
         )
+    else:
+        rows = table_rows(text, source=source, required=_REQUIRED)
     for row in rows:
         name = run_of(row).id
         run_outcome(row)

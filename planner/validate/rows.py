@@ -24,6 +24,7 @@ __all__ = [
     "Plugin",
     "Question",
     "Row",
+    "header_of",
     "outcome_of",
     "read_rows",
     "refuse",
@@ -143,24 +144,34 @@ def read_rows(text: str | bytes, *, source: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def table_rows(text: str | bytes, *, source: str, required: Sequence[str] = ()) -> tuple[Row, ...]:
+def header_of(text: str | bytes, *, source: str) -> tuple[str, ...]:
+    """Return the names of the columns of a CSV, as they stand there.
+
+    Raises:
+        InvalidInputError: It is no CSV, or is empty.
+    """
+    lines = _lines(text, source)
+    if not lines:
+        raise InvalidInputError(
+            f"{source}: is empty; need a line with the names of columns, and rows below it",
+            where=source,
+        )
+    return tuple(lines[0][1])
+
+
+def table_rows(text: str | bytes, *, source: str, required: Sequence[str]) -> tuple[Row, ...]:
     """Return the rows of a CSV, in order, whatever stands in their cells.
 
     Raises:
         InvalidInputError: It is no CSV, is empty, or lacks a column of ``required``.
     """
-    header, *lines = _lines(text, source) or [(0, list[str]())]
+    header, *lines = _lines(text, source) or [(0, [])]
     columns = header[1]
     if missing := [column for column in required if column not in columns]:
         raise InvalidInputError(
             f"{source}: has no column {', '.join(map(repr, missing))}; needed: "
             f"{', '.join(required)}",
             where=missing[0],
-        )
-    if not columns:
-        raise InvalidInputError(
-            f"{source}: is empty; need a line with the names of columns, and rows below it",
-            where=source,
         )
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:

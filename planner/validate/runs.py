@@ -19,7 +19,7 @@ from planner.cost.shares import recomputed_share
 from planner.cost.step import Priced, price
 from planner.errors import PlannerError
 from planner.hardware.roofline import peak_of
-from planner.layout.candidates import RECOMPUTE_MODES
+from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates
 from planner.model.blocks import (
     BLOCK_KINDS,
     BlockKind,
@@ -96,6 +96,7 @@ class RunPrediction:
         memory: None where there is no configuration.
         parts_s: What fills the step, on the slowest pipeline rank.
         flop: Of a step; None where there is no configuration.
+        layout: Columns of the candidate that was priced, what is not printed resolved.
         assumptions: What the columns leave open, in sentences.
         skipped_reason: Empty where there is a step time.
     """
@@ -105,6 +106,7 @@ class RunPrediction:
     memory: MemoryPrediction | None = None
     parts_s: dict[str, float] | None = None
     flop: StepFlop | None = None
+    layout: dict[str, int | str] | None = None
     assumptions: tuple[str, ...] = ()
     skipped_reason: str = ""
 
@@ -138,6 +140,7 @@ def _predicted(run: Run) -> RunPrediction:
         memory=room,
         parts_s=None if priced is None else _parts(priced),
         flop=flop,
+        layout=_layout(found.candidate),
         assumptions=found.assumptions,
         skipped_reason=why_not,
     )
@@ -148,6 +151,13 @@ def _parts(priced: Priced) -> dict[str, float]:
         field.name.removesuffix("_s"): float(getattr(priced, field.name)[0])
         for field in fields(Priced)
     }
+
+
+def _layout(c: Candidates) -> dict[str, int | str]:
+    """Return the columns of one row, in words where they number words."""
+    columns: dict[str, int | str] = {f.name: int(getattr(c, f.name)[0]) for f in fields(Candidates)}
+    words = {"recompute": RECOMPUTE_MODES, "schedule": SCHEDULES}
+    return columns | {name: of[int(getattr(c, name)[0])] for name, of in words.items()}
 
 
 def step_flop(found: Configuration) -> StepFlop:

@@ -82,4 +82,4 @@ def _step_time(row: Row) -> str:
     value, (low, high) = _number(text), _MEASURED_MS
     if value is None or not low <= value <= high:
         refuse(row, "iteration_time_ms", f"must be a number from {low:g} to {high:g}")
-    return repr(value / _MS_PER_S)
+    return f"{value / _MS_PER_S:.12g}"
