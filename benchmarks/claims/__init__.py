@@ -1,0 +1,1 @@
+"""Widely repeated claims about distributed training, held against what this planner computes."""
