@@ -176,16 +176,24 @@ GRAPH_LAUNCH_S: Final = Constant(
 )
 # Time of older attention kernels over the fastest that an architecture has, by generation.
 _FLASH_2: Final = "FlashAttention-3 is 1.5 to 2 times as fast as 2 on H100 (2407.08608)"
-_FLASH_1: Final = "FlashAttention-2 is about twice as fast as 1 and its Triton kin (2307.08691)"
+_FLASH_1: Final = (
+    "FlashAttention-2 is 1.7 to 3 times as fast as 1, 1.3 to 2.5 times as fast as that in Triton "
+    "(2307.08691, section 4.1): the geometric means"
+)
 OLDER_ATTENTION: Final[dict[str, dict[str, Constant]]] = {
     "flash2": {
         "hopper": Constant(1.65, "1", "attention", 0.15, _FLASH_2),
         "blackwell": Constant(2.5, "1", "attention", 0.3, f"assumed; on Hopper {_FLASH_2}"),
     },
     "flash1": {
-        "": Constant(2.0, "1", "attention", 0.2, _FLASH_1),
-        "hopper": Constant(3.3, "1", "attention", 0.2, f"{_FLASH_1}, and {_FLASH_2}"),
-        "blackwell": Constant(5.0, "1", "attention", 0.4, f"assumed; on Hopper {_FLASH_1}"),
+        "": Constant(2.26, "1", "attention", 0.2, _FLASH_1),
+        "hopper": Constant(2.26 * 1.65, "1", "attention", 0.2, f"{_FLASH_1}; {_FLASH_2}"),
+        "blackwell": Constant(2.26 * 2.5, "1", "attention", 0.4, f"assumed; elsewhere {_FLASH_1}"),
+    },
+    "triton": {
+        "": Constant(1.80, "1", "attention", 0.2, _FLASH_1),
+        "hopper": Constant(1.80 * 1.65, "1", "attention", 0.2, f"{_FLASH_1}; {_FLASH_2}"),
+        "blackwell": Constant(1.80 * 2.5, "1", "attention", 0.4, f"assumed; elsewhere {_FLASH_1}"),
     },
 }
 ATTENTION_BACKWARD_FLOP_RATIO: Final = Constant(

@@ -368,11 +368,17 @@ class TrainingSpec(Document):
         exclude_if=lambda fused: fused,
         description="false: score matrices are stored, as before FlashAttention",
     )
-    attention_kernel: Literal["fastest", "flash2", "flash1"] = Field(
+    attention_kernel: Literal["fastest", "flash2", "flash1", "triton"] = Field(
         default="fastest",
         exclude_if=lambda kernel: kernel == "fastest",
         description="fused attention of which generation: what runs fastest on the GPU today "
-        "(FlashAttention-3, cuDNN), FlashAttention-2, or the first and its Triton kin",
+        "(FlashAttention-3, cuDNN), FlashAttention-2, the first, or that in Triton",
+    )
+    recompute_stops_early: bool = Field(
+        default=False,
+        exclude_if=lambda early: not early,
+        description="a recomputed forward ends at the last tensor that the backward needs "
+        "(torch.utils.checkpoint without reentrant autograd)",
     )
     dropout: bool = Field(
         default=False,

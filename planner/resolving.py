@@ -129,15 +129,6 @@ def build_problem(
     _check_precision(hardware, request)
     _check_length(model, request.training.seq_len)
     _check_training(model, request)
-    scales = (
-        {}
-        if calibration is None
-        else {
-            "compute_scale": calibration.compute_scale,
-            "optimizer_scale": calibration.optimizer_scale,
-            "host_overhead_s": calibration.host_overhead_s,
-        }
-    )
     return Problem(
         model=model,
         training=request.training,
@@ -155,7 +146,9 @@ def build_problem(
             model.num_mtp_modules,
         ),
         framework=request.framework,
-        **scales,
+        compute_scale=1.0 if calibration is None else calibration.compute_scale,
+        optimizer_scale=1.0 if calibration is None else calibration.optimizer_scale,
+        host_overhead_s=0.0 if calibration is None else calibration.host_overhead_s,
     )
 
 

@@ -43,6 +43,7 @@ __all__ = [
 
 _FORWARDS: Final[tuple[Phase, ...]] = ("forward", "recompute")
 
+
 @dataclass(frozen=True, slots=True)
 class Beside:
     """What a block's collective runs beside.

@@ -34,12 +34,13 @@ from planner.cost.work import (
 )
 from planner.hardware.gpus import architecture_of
 from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory_bound_s
+from planner.hardware.roofline import CAST_PRECISIONS
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
-from planner.hardware.roofline import CAST_PRECISIONS
 from planner.plan import Axis, Collective, Precision
+from planner.topology.fabric import Fabric
 
-__all__ = ["Timed", "seconds"]
+__all__ = ["Known", "Timed", "seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,21 @@ class Timed:
         )
 
 
+class Known:
+    """What is the same in every call of ``seconds`` on one fabric, worked out once.
+
+    Attributes:
+        processors: That collectives take.
+        choices: Of algorithms, by operation, sizes and group.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.processors = Processors(fabric)
+        self.choices: dict[tuple[Collective, bytes, bytes], Choice] = {}
+
+
 def seconds(
-    problem: Problem, c: Candidates, ops: list[Op], processors: Processors | None = None
+    problem: Problem, c: Candidates, ops: list[Op], known: Known | None = None
 ) -> list[Timed]:
     """Return the ops with their times, in the same order.
 
@@ -90,32 +104,34 @@ def seconds(
         problem: What stays fixed.
         c: Candidates.
         ops: Of the candidates.
-        processors: Of ``problem.fabric``; one for many calls saves work.
+        known: Of ``problem.fabric`` and ``problem.framework``; one for many calls saves work.
     """
-    processors = processors or Processors(problem.fabric)
+    known = known or Known(problem.fabric)
     axes = {op.axis for op in ops if isinstance(op, Communication)}
     groups = {axis: axis_group(problem.fabric, c, axis) for axis in axes}
-    chosen: dict[tuple[Collective, Axis, bytes], Choice] = {}
-    timed = [_timed(problem, groups, op, chosen) for op in ops]
-    return _beside_compute(problem, processors, groups, timed)
+    timed = [_timed(problem, groups, op, known) for op in ops]
+    return _beside_compute(problem, known.processors, groups, timed)
 
 
 def _timed(
     problem: Problem,
     groups: dict[Axis, Group],
     op: Op,
-    chosen: dict[tuple[Collective, Axis, bytes], Choice],
+    known: Known,
 ) -> Timed:
     """Return one op with its time; calls that are alike, of many layers' parts, are chosen once."""
+    if not op.repeats.any():
+        nothing = np.zeros(len(op.repeats))
+        return Timed(op, nothing, nothing)
     if isinstance(op, Communication):
-        key = op.op, op.axis, op.size_bytes.tobytes()
-        if key not in chosen:
+        group = groups[op.axis]
+        key = op.op, op.size_bytes.tobytes(), np.stack([*group.members, group.stride]).tobytes()
+        if key not in known.choices:
             legal = legal_methods(problem.fabric, problem.framework, op.op)
-            chosen[key] = choose(op.op, problem.fabric, groups[op.axis], op.size_bytes, legal)
-        choice = chosen[key]
-        slowed = _slowed(problem, groups[op.axis])
+            known.choices[key] = choose(op.op, problem.fabric, group, op.size_bytes, legal)
+        choice, slowed = known.choices[key], _slowed(problem, group)
         if op.name in EXPERT_EXCHANGES and problem.training.dispatcher == "deduplicated":
-            once = _deduplicated_s(problem, op, groups[op.axis]) * slowed
+            once = _deduplicated_s(problem, op, group) * slowed
             return Timed(op, once, once * op.repeats, choice)
         return Timed(op, choice.seconds * slowed, choice.seconds * slowed * op.repeats, choice)
     if isinstance(op, Launches):
@@ -154,7 +170,9 @@ def _deduplicated_s(problem: Problem, op: Communication, group: Group) -> Column
 def _slowed(problem: Problem, group: Group) -> Column:
     """Return what a collective takes in a training step over what it takes alone, [rows]."""
     constants = problem.step_constants
-    return np.where(group.degree > group.members[0], constants.network_time, constants.collective_time)
+    return np.where(
+        group.degree > group.members[0], constants.network_time, constants.collective_time
+    )
 
 
 def _beside_compute(
@@ -208,16 +226,20 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
     elif isinstance(op, Gemm):
         once = gemm_s(device, precision, op.m, op.n, op.k, with_cast=False)
     else:
-        once = constants.attention_time * _generation(problem) * attention_s(
-            device,
-            precision,
-            op.flop,
-            seq_len=op.seq_len,
-            batch=op.batch,
-            num_heads=op.num_heads,
-            num_kv_heads=op.num_kv_heads,
-            head_dim=op.head_dim,
-            backward=op.phase == "backward",
+        once = (
+            constants.attention_time
+            * _generation(problem)
+            * attention_s(
+                device,
+                precision,
+                op.flop,
+                seq_len=op.seq_len,
+                batch=op.batch,
+                num_heads=op.num_heads,
+                num_kv_heads=op.num_kv_heads,
+                head_dim=op.head_dim,
+                backward=op.phase == "backward",
+            )
         )
     return np.asarray(once) * (problem.compute_scale / clock)
 

@@ -14,9 +14,8 @@ import numpy as np
 from planner.cost.offload import host_work
 from planner.cost.overlap import Beside, BesidePass, block_overlap, exposed_s, rank_overlap
 from planner.cost.problem import Problem
-from planner.cost.seconds import Timed, seconds
+from planner.cost.seconds import Known, Timed, seconds
 from planner.cost.shares import fullest_profile, rank_parameters, recomputed_share
-from planner.cost.sharing import Processors
 from planner.cost.stragglers import expected_maximum
 from planner.cost.work import (
     BLOCK_COLUMNS,
@@ -93,8 +92,13 @@ class Exposed:
     exposed_s: Column
 
 
-def price(problem: Problem, candidates: Candidates) -> Priced:
+def price(problem: Problem, candidates: Candidates, known: Known | None = None) -> Priced:
     """Return step time and breakdown of every candidate.
+
+    Args:
+        problem: What stays fixed.
+        candidates: One row or a million.
+        known: As of ``seconds``.
 
     Raises:
         InvalidInputError: A row has a schedule of which only the memory is known.
@@ -107,17 +111,17 @@ def price(problem: Problem, candidates: Candidates) -> Priced:
             where="schedule",
         )
     keys, inverse = distinct(candidates, _FOLD_COLUMNS)
-    folded = _fold(problem, keys)
-    processors = Processors(problem.fabric)
+    known = known or Known(problem.fabric)
+    folded = _fold(problem, keys, known)
     chunks = []
     for start in range(0, len(candidates), CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         chunk = candidates.take(rows)
         rank_keys, rank_inverse = distinct(chunk, RANK_COLUMNS)
-        rank = seconds(problem, rank_keys, rank_work(problem, rank_keys), processors)
+        rank = seconds(problem, rank_keys, rank_work(problem, rank_keys), known)
         of_rows = [timed.take(rank_inverse) for timed in rank]
-        of_rows += seconds(problem, chunk, [*host_work(problem, chunk)], processors)
-        chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows))
+        of_rows += seconds(problem, chunk, [*host_work(problem, chunk)], known)
+        chunks.append(_price_rows(problem, chunk, folded.take(inverse[rows]), of_rows, known))
     return Priced(
         **{f.name: np.concatenate([getattr(p, f.name) for p in chunks]) for f in fields(Priced)}
     )
@@ -176,15 +180,15 @@ def _kinds(problem: Problem) -> Iterator[tuple[int, BlockKind]]:
     return ((BLOCK_KINDS.index(kind), kind) for kind in block_kinds(problem.model))
 
 
-def _timed_block(problem: Problem, c: Candidates, kind: BlockKind) -> list[tuple[Timed, Column]]:
+def _timed_block(
+    problem: Problem, c: Candidates, kind: BlockKind, known: Known | None = None
+) -> list[tuple[Timed, Column]]:
     """Return each op of a block with its exposed seconds per micro-batch."""
-    timed = seconds(problem, c, block_work(problem, c, kind))
+    timed = seconds(problem, c, block_work(problem, c, kind), known)
     return [(t, _exposed_in_block(problem, c, t, timed)) for t in timed]
 
 
-def _exposed_in_block(
-    problem: Problem, c: Candidates, timed: Timed, block: list[Timed]
-) -> Column:
+def _exposed_in_block(problem: Problem, c: Candidates, timed: Timed, block: list[Timed]) -> Column:
     if not isinstance(timed.op, Communication):
         return timed.total_s
     beside = block_overlap(problem, timed.op)
@@ -203,7 +207,7 @@ def _hides(beside: Beside, timed: Timed) -> bool:
     return named and timed.op.phase == beside.phase
 
 
-def _block_table(problem: Problem, c: Candidates) -> Column:
+def _block_table(problem: Problem, c: Candidates, known: Known | None) -> Column:
     """Return exposed seconds per micro-batch, shape [rows, kinds, phases, parts].
 
     Phases are forward, backward, and what is recomputed for the backward. Launches are all that the
@@ -211,7 +215,7 @@ def _block_table(problem: Problem, c: Candidates) -> Column:
     """
     table = np.zeros((len(c), len(BLOCK_KINDS), 3, len(_PARTS)))
     for index, kind in _kinds(problem):
-        for timed, exposed in _timed_block(problem, c, kind):
+        for timed, exposed in _timed_block(problem, c, kind, known):
             cell = table[:, index, _PHASES.get(timed.op.phase, _BACKWARD)]
             part = "launch" if isinstance(timed.op, Launches) else "compute"
             if isinstance(timed.op, Communication):
@@ -242,13 +246,13 @@ class _Folded:
         return _Folded(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
-def _fold(problem: Problem, c: Candidates) -> _Folded:
+def _fold(problem: Problem, c: Candidates, known: Known | None = None) -> _Folded:
     """Add block seconds up by the split; reads ``_FOLD_COLUMNS``.
 
     A layer that is not recomputed goes without the seconds of its recomputation.
     """
     keys, inverse = distinct(c, BLOCK_COLUMNS)
-    table = _block_table(problem, keys)
+    table = _block_table(problem, keys, known)
     again = table[:, :, 2][inverse]
     table[:, :, _BACKWARD] += table[:, :, 2]
     table = table[:, :, :2][inverse]
@@ -375,9 +379,11 @@ def _fill_sends(c: Candidates) -> Column:
     return 2 * (stages - 1)
 
 
-def _price_rows(problem: Problem, c: Candidates, folded: _Folded, rank: list[Timed]) -> Priced:
+def _price_rows(
+    problem: Problem, c: Candidates, folded: _Folded, rank: list[Timed], known: Known
+) -> Priced:
     nobody = np.zeros(len(c))
-    send = seconds(problem, c, [stage_send(problem, c, nobody)])[0].seconds
+    send = seconds(problem, c, [stage_send(problem, c, nobody)], known)[0].seconds
     m = c.num_micro_batches
     slowest = folded.slowest.sum(axis=1)
     waiting = slowest[:, _COMPUTE + 1 :].sum(axis=1)

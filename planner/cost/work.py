@@ -491,7 +491,12 @@ def _attention_forward(problem: Problem, c: Candidates, once: Column, kind: Bloc
 
 
 def _unfused_core(
-    problem: Problem, c: Candidates, once: Column, length: float, num_matrices: Column, head_dim: int
+    problem: Problem,
+    c: Candidates,
+    once: Column,
+    length: float,
+    num_matrices: Column,
+    head_dim: int,
 ) -> list[Op]:
     """Return attention as Megatron-LM ran it before FlashAttention: whole score matrices.
 
@@ -685,13 +690,15 @@ def _gradient_accumulation(problem: Problem, c: Candidates, kind: BlockKind) -> 
 
     Accumulated in fp32 and fused, a product's own output is read and written (Megatron-LM,
     ``--gradient-accumulation-fusion``): nothing beside it. Else a kernel reads the gradient and
-    reads and writes the sum; gradients that are scattered at once are copied to be sent.
+    reads and writes the sum; gradients that are scattered at once are copied to be sent. Those in
+    fp16 are summed as computed, an fp32 copy beside them is made once a step.
     """
     training = problem.training
     if training.main_grads == "fp32" and training.fused_kernels:
         return []
     computed = weight_bytes(training)
-    held = computed if training.main_grads == "same" else max(4, computed)
+    is_same = training.main_grads == "same" or training.precision == "fp16"
+    held = computed if is_same else max(4, computed)
     dense, experts = block_share(problem, c, kind)
     moved = (dense + experts) * (computed + 2 * held)
     return [MemoryBound("gradient_accumulation", "weight_gradient", np.ones(len(c)), moved)]
@@ -830,7 +837,8 @@ def _communication_backward(op: Communication, regathers: bool) -> list[Op]:
 
 def _recompute(problem: Problem, forward: Iterable[Op], c: Candidates) -> list[Op]:
     """Return the forward ops that are done again before the backward."""
-    skipped = (_FORWARD_ONLY, *(_LAST_OPS if stops_recompute_early(problem.framework) else ()))
+    early = stops_recompute_early(problem.framework) or problem.training.recompute_stops_early
+    skipped = (_FORWARD_ONLY, *(_LAST_OPS if early else ()))
     full = c.recompute == _FULL
     cheap = _SELECTIVE_OPS if problem.training.fused_attention else _UNFUSED_SELECTIVE_OPS
     ops: list[Op] = []

@@ -76,9 +76,7 @@ def grouped_gemm_s(
     Raises:
         InvalidInputError: The device has no peak in ``precision``.
     """
-    modelled = gemm_model_s(
-        device, precision, m, n, k, groups, uneven=uneven, with_cast=with_cast
-    )
+    modelled = gemm_model_s(device, precision, m, n, k, groups, uneven=uneven, with_cast=with_cast)
     return modelled * _gemm_factor(device, precision, np.multiply(m, groups), n, k)
 
 

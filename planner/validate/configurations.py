@@ -22,13 +22,14 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from planner.cost.problem import Problem
+from planner.cost.step import price
 from planner.documents import validated
 from planner.errors import InvalidInputError, UnknownNameError
 from planner.hardware.devices import Device, device_of
 from planner.hardware.gpus import GpuModel, gpu_model
 from planner.hardware.roofline import peak_of
 from planner.layout.candidates import RECOMPUTE_MODES, SCHEDULES, Candidates, replaced
-from planner.model.blocks import BlockKind, block_flop_per_token, layer_kinds
+from planner.model.blocks import BlockKind, block_flop_per_token, block_kinds, layer_kinds
 from planner.model.bundled import load_model, model_names
 from planner.model.spec import Attention, LatentAttention, MixtureOfExperts, ModelSpec
 from planner.pipeline.partition import SplitTable, balanced_layers, split_table, splits_of
@@ -54,9 +55,16 @@ _SCHEDULES: Final[Mapping[str, ScheduleName]] = {
     "zbv": "zb_v",
 }
 _GPT2_VOCABULARY: Final = 51_200  # 50,257 padded to a multiple of 1,024 over tp, as Megatron does
+# Tried where a run does not print them.
+_MICRO_BATCHES: Final = (1, 2, 4, 8)
+_CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8, 12)
+# 1F1B is what an interleaved schedule is too, where a source does not say how many chunks.
+_MAY_INTERLEAVE: Final = ("", "1f1b", "interleaved")
+_NEVER_INTERLEAVES: Final = "deepspeed|fsdp|jax|paxml"
 _TRITON_ATTENTION: Final = "llm-foundry|composer"
 # Those whose attention is Transformer Engine's: cuDNN's, or the newest FlashAttention.
 _CUDNN_ATTENTION: Final = "nemo|megatron|transformer engine|maxtext"
+_XLA: Final = "jax|xla|paxml|maxtext|levanter"
 _TENSOR_OVERLAP_SINCE: Final = 2022
 _NO_OVERLAP_UNTIL: Final = 2022
 _OLD_GPUS: Final = ("pascal", "volta", "ampere")
@@ -165,9 +173,9 @@ _HABITS: Final = (
     _Habit(r"fms-?fsdp", {"main_grads": "same"}, False, "fms-fsdp: gradients reduced in bf16"),
     _Habit(
         r"fsdp|torchtitan|torchtune|jax|maxtext|paxml",
-        {"master_weights": "only"},
+        {"master_weights": "only", "recompute_stops_early": True},
         True,
-        "weights rest in fp32 shards, gathered in 16 bits",
+        "weights rest in fp32 shards, gathered in 16 bits; torch's checkpoints",
     ),
     _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
 )
@@ -194,6 +202,8 @@ def configuration(run: Run) -> Configuration:
     Raises:
         InvalidInputError: The columns do not say enough, or contradict each other.
     """
+    if run.micro_batch is None:
+        return _fastest(run)
     _refuse_beyond_limits(run)
     said: list[str] = []
     degrees = _degrees(run, said)
@@ -211,9 +221,7 @@ def configuration(run: Run) -> Configuration:
         splits=splits,
         framework="megatron",
     )
-    dp, micro_batch = degrees["dp"], run.micro_batch or 1
-    if run.micro_batch is None:
-        said.append("micro_batch is not printed: 1")
+    dp, micro_batch = degrees["dp"], run.micro_batch
     zero = _zero_stage(run, dp, said)
     shard = dp if zero else 1
     if run.zero_or_fsdp == "hsdp":
@@ -239,6 +247,40 @@ def configuration(run: Run) -> Configuration:
     candidate = Candidates(**{name: np.array([value]) for name, value in values.items()})
     candidate = _with_recompute(run, problem, candidate, said)
     return Configuration(problem, candidate, tuple(said))
+
+
+def _fastest(run: Run) -> Configuration:
+    """Return the fastest of what fits, of a run whose micro-batch is not printed.
+
+    Who publishes a run has tuned it. Where a micro-batch is not printed, chunks of a pipeline are
+    not either; both are tried together, each with the least recomputation that fits. Where weights
+    are sharded memory is short, and the micro-batch is one sequence.
+    """
+    is_open = (run.pp or 1) > 1 and run.vpp is None and run.schedule in _MAY_INTERLEAVE
+    is_sharded = run.zero_or_fsdp in ("2", "3", "hsdp")
+    chunks = _CHUNKS if is_open and not re.search(_NEVER_INTERLEAVES, run.framework.lower()) else ()
+    tried: list[tuple[bool, float, int, Configuration]] = []
+    for micro_batch in _MICRO_BATCHES[: 1 if is_sharded else None]:
+        for vpp in (run.vpp, *chunks):
+            try:
+                found = configuration(replace(run, micro_batch=micro_batch, vpp=vpp))
+                time_s = price(found.problem, found.candidate).step_time_s()[0]
+            except InvalidInputError:
+                if micro_batch == _MICRO_BATCHES[0] and vpp == run.vpp:
+                    raise
+                continue
+            each = time_s / found.problem.training.global_batch_size
+            needed = peak_memory_bytes(found.problem, found.candidate)[0]
+            beyond = bool(needed > found.problem.capacity_bytes)
+            tried.append((beyond, float(each), len(tried), found))
+    best = min(tried, key=lambda one: one[:3])[-1]
+    layout = best.candidate
+    how = f"micro_batch is not printed: {layout.micro_batch_size[0]}"
+    if chunks:
+        how += f", in {layout.virtual_stages[0]} chunks a rank"
+    if len(tried) > 1:
+        how += ", the fastest that fits"
+    return replace(best, assumptions=(how, *best.assumptions))
 
 
 def _refuse_beyond_limits(run: Run) -> None:
@@ -507,6 +549,10 @@ def _training(
     if batch is None:
         batch = degrees["dp"] * (run.micro_batch or 1) * 4 * degrees["pp"]
         said.append(f"global_batch is not printed: {batch:,}, four micro-batches per stage")
+    least = degrees["dp"] * (run.micro_batch or 1)
+    if batch < least:
+        said.append(f"global_batch={batch} is less than one micro-batch a rank: {least}")
+        batch = least
     assert run.seq_len is not None, "checked by _degrees"
     fields |= {"global_batch_size": batch, "seq_len": run.seq_len, "precision": precision}
     columns = ("seq_len", "global_batch", "precision", "n_gpus", "micro_batch", "offloaded_layers")
@@ -530,9 +576,12 @@ def _kernels(run: Run, model: ModelSpec, gpu: GpuModel, said: list[str]) -> dict
     found: dict[str, Any] = {"dropout": True} if dropout else {}
     if "newest_attention" in run.facts:
         return found
+    if re.search(_XLA, framework) and not re.search(_CUDNN_ATTENTION, framework):
+        said.append("attention is not fused: XLA's own")
+        return found | {"fused_attention": False, "launch": "cuda_graph"}
     if re.search(_TRITON_ATTENTION, framework):
         said.append("attention is FlashAttention in Triton, the framework's of 2023")
-        return found | {"attention_kernel": "flash1"}
+        return found | {"attention_kernel": "triton"}
     if "flash_attention_2" in run.facts or not re.search(_CUDNN_ATTENTION, framework):
         said.append("attention is FlashAttention-2")
         return found | {"attention_kernel": "flash2"}
@@ -546,6 +595,8 @@ def _beside(run: Run, said: list[str]) -> dict[str, Any]:
     et al. (2205.05198, May 2022), and gradients beside the backward since 2023, if asked to.
     """
     found: dict[str, Any] = {}
+    if "tensor_parallel_hidden" in run.facts:
+        found["overlap_products"] = True
     if "blocking_launches" in run.facts:
         found["launch"] = "blocking"
     year = re.search(r"\b(20[12]\d)\b", run.framework)
@@ -604,8 +655,7 @@ def _pipeline(
             schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
     kinds, stages = layer_kinds(model), pp * chunks
     costs: dict[BlockKind, float] = {
-        kind: block_flop_per_token(model, kind, training.seq_len)
-        for kind in ("embedding", "head", *set(kinds))
+        kind: block_flop_per_token(model, kind, training.seq_len) for kind in block_kinds(model)
     }
     counted = run.facts & {"ends_hold_one_layer_less", "ends_count_as_layers"}
     # with both ends counted as layers, they may be all that the first and last stage hold

@@ -44,6 +44,7 @@ FACTS: Final[Mapping[str, str]] = {
     "fused_attention": r"flash.?att|\bflash\b|\bFA[2-4]\b",
     "flash_attention_2": r"flash.?attention.?2|\bFA2\b",
     "newest_attention": r"\bFA[34]\b|flash.?attention.?[34]|cudnn attention",
+    "tensor_parallel_hidden": r"overlap of [\w/]*\bTP\b|tp.comm.overlap",
     "experts_whole": r"\bETP=1\b",
     "latent_attention": r"\bMLA\b",
     "three_dense_layers": r"first 3 layers dense",
