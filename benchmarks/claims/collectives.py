@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.claims.claim import Claim, Verdict, as_share, as_times, fabric_of, laid, ranks, row
-from planner.constants import LAUNCH_S
 from planner.cost.collectives import Terms, collective_terms
 from planner.cost.compression import Compared, Scheme, compare
 from planner.cost.expert_traffic import dispatch_bytes, even_size_bytes
 from planner.cost.sharing import needs_no_processor, processors_taken
+from planner.cost.step_constants import step_constants
 from planner.cost.traffic import busiest_exits, bytes_per_level
 from planner.cost.work import Communication, rank_work
 from planner.hardware.devices import device
@@ -195,7 +195,7 @@ def copy_engines() -> Claim:
         "Two things are mixed up. A copy-engine all_gather, inside one load/store domain, gives "
         f"the {held:.0f} compute units of RCCL's kernels back to compute beside it; it does not "
         "make a lone message several times faster. A launch "
-        f"({format_seconds(LAUNCH_S['eager'].value)} of the host for every kernel) gets shorter "
+        f"({format_seconds(step_constants().launch_s)} of the host for every kernel) gets shorter "
         "with captured graphs, whoever moves the bytes.",
     )
 
