@@ -29,7 +29,7 @@ _ONE_WAY: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
     *("offload", "offload_layers", "offload_to", "launch", "no_overlap"),
-    "attention_kernel",
+    *("overlap_products", "overlap_experts", "dispatcher", "attention_kernel"),
 )
 _NEVER_CALLED: Final[tuple[Collective, ...]] = ("reduce",)
 _RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})

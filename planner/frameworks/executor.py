@@ -35,7 +35,7 @@ _FIXED: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
     *("offload", "offload_layers", "offload_to", "launch", "no_overlap"),
-    "attention_kernel",
+    *("overlap_products", "overlap_experts", "dispatcher", "attention_kernel"),
 )
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 
