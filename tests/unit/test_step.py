@@ -190,8 +190,9 @@ ISSUED = replace(PLAIN, launch_s=LAUNCH_S)
 
 def launched(seq_len: int, **training: Any) -> Problem:
     """Return a problem of one sequence in which a launch takes ``LAUNCH_S``."""
-    fields = {"seq_len": seq_len, "global_batch_size": 1, "constants": ISSUED}
-    return problem("example-gpt", **fields, **training)
+    return problem(
+        "example-gpt", seq_len=seq_len, global_batch_size=1, constants=ISSUED, **training
+    )
 
 
 def launch_s(seq_len: int, **training: Any) -> float:
