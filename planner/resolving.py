@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from planner.calibrate.apply import calibrated_fabric
 from planner.cost.expert_load import expert_shares
@@ -129,7 +130,7 @@ def build_problem(
     _check_precision(hardware, request)
     _check_length(model, request.training.seq_len)
     _check_training(model, request)
-    scales = (
+    scales: dict[str, Any] = (
         {}
         if calibration is None
         else {
