@@ -194,6 +194,16 @@ def test_a_figure_scales_what_it_is_of_and_nothing_else(
     assert scaled(found) - sharded == doubled - sharded == named - sharded
 
 
+def test_batched_products_of_scores_are_no_experts() -> None:
+    """They are grouped as well; every matrix has the same rows."""
+    for name, value, concerns in (
+        ("grouped_time", 2.0, {*EXPERT_PRODUCTS}),
+        ("attention_time", 2.0, set()),
+    ):
+        found = ratios(replace(PLAIN, **{name: value}), fused_attention=False)
+        assert {op for _, op in scaled(found)} == concerns
+
+
 def test_half_the_memory_rate_doubles_all_but_the_start_of_a_kernel() -> None:
     one, started = row(**LAYOUT), device("h100-sxm-80gb").figures.fixed_s
     whole, half = (

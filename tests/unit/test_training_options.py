@@ -24,9 +24,10 @@ from planner.cost.work import (
 )
 from planner.hardware.roofline import CAST_PRECISIONS, OPERAND_BYTES
 from planner.layout.candidates import Candidates
-from planner.model.blocks import BlockKind, block_kinds
+from planner.model.blocks import BlockKind, block_kinds, layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec
+from planner.pipeline.partition import splits_of
 from planner.topology.fabric import Fabric, Level
 from tests.unit.problems import fabric, problem, row
 
@@ -98,6 +99,18 @@ def test_graphs_are_never_slower_than_launches_nor_these_than_waiting_for_each(
         for launch in ("cuda_graph", "eager", "blocking")
     )
     assert graphs <= eager < blocking
+
+
+def test_the_slowest_stage_is_the_one_that_computes_and_issues_most() -> None:
+    """Seven layers compute for 1 ms and are issued in 1.8; one and a wide head take 2.3 and 0.3."""
+    model = load_model("example-gpt").model_copy(update={"vocab_size": 200_000})
+    split = splits_of(layer_kinds(model), [(2, 1)], [(7, 1)])
+    found = {}
+    for launch in ("eager", "blocking"):
+        base = problem(model, seq_len=1024, global_batch_size=1, constants=ISSUED, launch=launch)
+        ops = timed_ops(replace(base, splits=split), row(pp=2, schedule="1f1b"))
+        found[launch] = {int(op.pp_rank[0]) for op in ops if op.block and op.repeats[0] > 0}
+    assert found == {"eager": {1}, "blocking": {0}}
 
 
 def test_calls_of_a_group_are_issued_and_those_of_one_rank_alone_are_not() -> None:
