@@ -13,8 +13,6 @@ from planner.topology.document import TopologyDocument, parse_topology
 
 SOURCE = "made up"
 TRAINING = {"global_batch_size": 48, "seq_len": 1024}
-# So small a model would else wait for its host, wherever it runs.
-CAPTURED = {**TRAINING, "launch": "cuda_graph"}
 # One pipeline stage: the search of a test takes milliseconds.
 HELD = {"pp": 1, "recompute": "none"}
 
@@ -149,8 +147,7 @@ def leaves_of(document: TopologyDocument) -> list[int]:
 
 
 def request(topology: Any, **changes: Any) -> PlanRequest:
-    training = TRAINING if changes.get("framework") == "executor" else CAPTURED
-    fields = {"topology": topology, "model": "example-gpt", "training": training}
+    fields = {"topology": topology, "model": "example-gpt", "training": TRAINING}
     return PlanRequest.model_validate({**fields, "constraints": HELD, "top_k": 0, **changes})
 
 
