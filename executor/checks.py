@@ -29,7 +29,8 @@ _ONE_WAY: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
     *("offload", "offload_layers", "offload_to", "launch", "no_overlap"),
-    *("attention_kernel", "recompute_stops_early"),
+    *("overlap_products", "overlap_experts", "dispatcher", "attention_kernel"),
+    "recompute_stops_early",
 )
 _NEVER_CALLED: Final[tuple[Collective, ...]] = ("reduce",)
 _RINGS_AND_TREES: Final[frozenset[Algorithm]] = frozenset({"singleton", "ring", "tree"})

@@ -320,6 +320,14 @@ class TrainingSpec(Document):
         description="how kernels are issued: one by one, as captured graphs, or each waiting for "
         "the one before (CUDA_LAUNCH_BLOCKING=1)",
     )
+    jitter: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        exclude_if=lambda spread: spread is None,
+        description="standard deviation of a rank's compute over ranks, of the mean; a step waits "
+        "for the slowest; null = as fitted to published runs, 0 = all ranks alike",
+    )
     no_overlap: tuple[Literal["data_parallel", "tensor_parallel"], ...] = Field(
         default=(),
         exclude_if=lambda waiting: not waiting,

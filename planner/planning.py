@@ -15,6 +15,7 @@ from planner.cost.expert_traffic import load_assumptions
 from planner.cost.memory import memory
 from planner.cost.problem import Problem
 from planner.errors import InfeasiblePlanError, PlannerError
+from planner.hardware.gpus import architecture_of
 from planner.hardware.roofline import DERIVED
 from planner.model.sequence import attended
 from planner.plan import (
@@ -42,6 +43,8 @@ _FUSED: Final = "attention is fused; no score matrix is stored"
 _UNFUSED: Final = "score matrices are stored: that is in the memory, and not in the step time"
 _ASSUMPTIONS: Final = ("closed form, not simulated; collectives of different axes do not contend",)
 _PUBLISHED: Final = "published tables of such boards"
+# Architectures with published runs.
+_PUBLISHED_ON: Final = ("volta", "ampere", "hopper", "blackwell")
 # Part of a step that other nodes must save to be taken in place of those asked for.
 _WORTH_MOVING: Final = 1e-3
 
@@ -245,12 +248,10 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
 
 def _beyond_published(problem: Problem) -> str:
     """Return what the published runs behind the interval do not hold of this one."""
-    is_known = problem.device.tables in ("a100-sxm-80gb", "h100-sxm-80gb")
-    low = problem.training.precision in ("fp8", *DERIVED)
+    is_known = architecture_of(problem.device.name) in _PUBLISHED_ON
     beyond = [
-        *(["models with experts"] if problem.model.experts else []),
         *([] if is_known or problem.fabric.cores_per_node else [problem.device.name]),
-        *([problem.training.precision] if low else []),
+        *([problem.training.precision] if problem.training.precision in ("fp32", "fp64") else []),
     ]
     return f"; no run with {', '.join(beyond)} is among them" if beyond else ""
 
@@ -284,7 +285,8 @@ def _kernel_assumptions(problem: Problem) -> Iterator[str]:
 def _interval(calibration: Calibration | None, problem: Problem) -> tuple[float, str]:
     """Return half the width of the interval as a fraction of the step time, and its basis."""
     if calibration is None or not calibration.run_hashes:  # curves say nothing of a step
-        return STEP_SPREAD.value, f"{STEP_SPREAD.source}{_beyond_published(problem)}"
+        known = STEP_SPREAD["experts" if problem.model.experts else "dense"]
+        return known.value, f"{known.source}{_beyond_published(problem)}"
     own = f"the runs calibrated on are met within {calibration.residual:.1%}"
     if len(calibration.run_hashes) == 1:
         own = "calibrated on one run, which nothing checks"

@@ -210,6 +210,14 @@ def _check_training(model: ModelSpec, request: PlanRequest) -> None:
             where="training.expert_capacity",
         )
 
+    for name in ("dispatcher", "overlap_experts"):
+        asked = getattr(request.training, name)
+        if model.experts is None and asked != type(request.training).model_fields[name].default:
+            raise InvalidInputError(
+                f"training.{name}={asked!r}: {model.name} is dense; need a model with experts, or "
+                "leave it out",
+                where=f"training.{name}",
+            )
     load = request.training.expert_load
     if load is None:
         return

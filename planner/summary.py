@@ -282,9 +282,10 @@ def _megatron_environment(plan: Plan) -> str:
     """Return the variable without which Megatron refuses to start, or an empty string.
 
     Its argument checks want 1 for tp or cp before Blackwell, and more than 1 for Megatron FSDP;
-    32 is what its own FSDP tests set.
+    32 is what its own FSDP tests set. With experts' calls beside compute they leave 1 or 32 to
+    choose, by what is to overlap.
     """
-    if _is_fsdp(plan):
+    if _is_fsdp(plan) or plan.training.overlap_experts:
         return "CUDA_DEVICE_MAX_CONNECTIONS=32 "
     return "CUDA_DEVICE_MAX_CONNECTIONS=1 " if plan.layout.tp * plan.layout.cp > 1 else ""
 
@@ -324,7 +325,11 @@ def _degree_arguments(plan: Plan) -> Iterator[str]:
     if _has_experts(plan) or layout.ep * layout.etp > 1:
         yield f"--expert-model-parallel-size {layout.ep}"
         yield f"--expert-tensor-parallel-size {layout.etp}"
-        yield "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+        deepep = "flex --moe-flex-dispatcher-backend deepep"
+        dispatcher = deepep if _deduplicates(plan) else "alltoall"
+        yield f"--moe-token-dispatcher-type {dispatcher} --moe-grouped-gemm"
+        if plan.training.overlap_experts:
+            yield "--overlap-moe-expert-parallel-comm"
     if (capacity := plan.training.expert_capacity) is not None:
         policy = {"probability": "probs", "position": "position"}[capacity.drop]
         yield f"--moe-expert-capacity-factor {capacity.factor:g} --moe-pad-expert-input-to-capacity"
@@ -383,6 +388,8 @@ def _sharding_arguments(plan: Plan) -> Iterator[str]:
     sharding, replicas = plan.sharding, plan.layout.dp_replicate
     if sharding.sequence_parallel:
         yield "--sequence-parallel"
+        if plan.training.overlap_products:
+            yield "--tp-comm-overlap"
     if _is_fsdp(plan):
         shared = "optim_grads" if sharding.zero_stage == 2 else "optim_grads_params"
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {shared}"
@@ -401,6 +408,12 @@ def _sharding_arguments(plan: Plan) -> Iterator[str]:
         yield "--overlap-param-gather"
 
 
+def _deduplicates(plan: Plan) -> bool:
+    """Return whether DeepEP is called; it refuses one rank alone (moe/token_dispatcher.py)."""
+    several = plan.layout.ep * plan.layout.etp > 1
+    return several and plan.training.dispatcher == "deduplicated"
+
+
 def _bucket_elements(plan: Plan) -> int:
     """Return the gradients in a bucket; Megatron counts them, the plan counts their bytes."""
     same = {"fp32": 4, "fp64": 8}.get(plan.training.precision, 2)
@@ -417,6 +430,10 @@ def _megatron_omissions(plan: Plan) -> Iterator[str]:
         yield "precision fp64 is left out: Megatron does not train in it"
     if plan.pipeline.schedule == "gpipe":
         yield "schedule gpipe is left out: Megatron runs 1F1B, plain or interleaved"
+    if plan.training.overlap_products and not sharding.sequence_parallel:
+        yield "--tp-comm-overlap is left out: it needs sequence parallelism"
+    if plan.training.dispatcher == "deduplicated" and not _deduplicates(plan):
+        yield "DeepEP is left out: experts are on one rank, and no token is sent"
     if _is_fsdp(plan):
         yield (
             f"gradient buckets of {sharding.gradient_bucket_bytes:,} bytes are left out: Megatron "

@@ -64,24 +64,33 @@ class Beside:
     in_chunks: bool = False
 
 
-def _tensor_parallel(
+def _column_split(part: str, into: tuple[str, ...], *sums: str) -> dict[tuple[str, Phase], Beside]:
+    """Return what the backward's collectives of a product split by its output run beside.
+
+    The stored input is gathered once more while its input gradient is computed, and the input
+    gradient is summed over ranks while its weight gradient is (Megatron-LM, 2205.05198, 4.2.2;
+    core/tensor_parallel/layers.py).
+    """
+    found: dict[tuple[str, Phase], Beside] = {
+        (f"{part}_tp_regather", "weight_gradient"): Beside("backward", into)
+    }
+    for name in sums:
+        found[f"{part}_tp_{name}", "backward"] = Beside("weight_gradient", into)
+    return found
+
+
+def _pair(
     part: str, into: tuple[str, ...], out_of: tuple[str, ...]
 ) -> dict[tuple[str, Phase], Beside]:
     """Return what the collectives around a pair of products run beside.
 
-    Backward, the stored input is gathered once more while its input gradient is computed, and the
-    input gradient is summed over ranks while its weight gradient is (Megatron-LM, 2205.05198,
-    4.2.2; core/tensor_parallel/layers.py). With ``--tp-comm-overlap`` the other collectives run
-    in chunks beside the product that reads or writes them (Transformer Engine, userbuffers).
+    With ``--tp-comm-overlap`` those that the first one's backward does not hide run in chunks
+    beside the product that reads or writes them (Transformer Engine, userbuffers; it has them for
+    qkv, proj, fc1 and fc2, not for the head).
     """
-    summed = Beside("weight_gradient", into)
     chunks = partial(Beside, option="overlap_products", in_chunks=True)
-    found: dict[tuple[str, Phase], Beside] = {
-        (f"{part}_tp_regather", "weight_gradient"): Beside("backward", into),
-        (f"{part}_tp_gather", "backward"): summed,
-        (f"{part}_tp_reduce", "backward"): summed,
-        (f"{part}_tp_scatter", "backward"): chunks("backward", out_of),
-    }
+    found = _column_split(part, into, "gather", "reduce")
+    found[f"{part}_tp_scatter", "backward"] = chunks("backward", out_of)
     for phase in _FORWARDS:
         found[f"{part}_tp_gather", phase] = chunks(phase, into)
         found[f"{part}_tp_scatter", phase] = chunks(phase, out_of)
@@ -95,11 +104,11 @@ _QKV: Final = ("attention_q", "attention_kv", "attention_qkv")
 #            all_gather of them is waited for (Megatron-LM, cp_comm_type)
 #   experts: of two micro-batches one computes while the other's tokens travel, there and back
 BLOCK_OVERLAPS: Final[dict[tuple[str, Phase], Beside]] = {
-    **_tensor_parallel("attention", _QKV, ("attention_out",)),
-    **_tensor_parallel("ffn", ("ffn_up",), ("ffn_down",)),
-    **_tensor_parallel("shared_expert", ("shared_expert_up",), ("shared_expert_down",)),
-    **_tensor_parallel("mtp", ("mtp_projection",), ()),
-    **_tensor_parallel("head", ("head",), ()),
+    **_pair("attention", _QKV, ("attention_out",)),
+    **_pair("ffn", ("ffn_up",), ("ffn_down",)),
+    **_pair("shared_expert", ("shared_expert_up",), ("shared_expert_down",)),
+    **_column_split("mtp", ("mtp_projection",), "gather"),
+    **_column_split("head", ("head",), "scatter", "reduce"),
     **{("cp_ring", phase): Beside(phase, _CORE) for phase in (*_FORWARDS, "backward")},
     **{
         (name, phase): Beside(phase, share=0.5, option="overlap_experts")

@@ -73,6 +73,12 @@ class Problem:
         return PLAIN if self.fabric.cores_per_node is not None else step_constants()
 
     @property
+    def jitter(self) -> float:
+        """Standard deviation of a rank's compute over ranks, of the mean."""
+        asked = self.training.jitter
+        return self.step_constants.jitter if asked is None else asked
+
+    @property
     def capacity_bytes(self) -> float:
         """What one rank can allocate."""
         return self.device.capacity_bytes

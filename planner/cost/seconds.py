@@ -209,26 +209,12 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
         scale = problem.optimizer_scale if op.phase == "step" else problem.compute_scale
         moved = op.num_bytes / constants.memory_rate
         return memory_bound_s(device, moved, op.num_kernels) * scale
-    precision = _precision_of(problem, op)
-    clock = constants.clock(architecture_of(device.name))
-    if isinstance(op, Gemm) and op.experts is not None:
-        once = grouped_gemm_s(
-            device,
-            precision,
-            op.m,
-            op.n,
-            op.k,
-            op.experts.num_local,
-            uneven=op.experts.uneven,
-            with_cast=False,
-        )
-        once = once * (constants.grouped_time if op.name in EXPERT_PRODUCTS else 1.0)
-    elif isinstance(op, Gemm):
-        once = gemm_s(device, precision, op.m, op.n, op.k, with_cast=False)
-    else:
-        once = (
-            constants.attention_time
-            * _generation(problem)
+    precision, scale = _precision_of(problem, op), problem.compute_scale
+    if isinstance(op, AttentionCore):
+        slowed = constants.attention_time * _generation(problem)
+        return (
+            slowed
+            * scale
             * attention_s(
                 device,
                 precision,
@@ -241,7 +227,21 @@ def _compute_s(problem: Problem, op: Gemm | AttentionCore | MemoryBound) -> Colu
                 backward=op.phase == "backward",
             )
         )
-    return np.asarray(once) * (problem.compute_scale / clock)
+    if op.experts is None:
+        once = gemm_s(device, precision, op.m, op.n, op.k, with_cast=False)
+    else:
+        once = grouped_gemm_s(
+            device,
+            precision,
+            op.m,
+            op.n,
+            op.k,
+            op.experts.num_local,
+            uneven=op.experts.uneven,
+            with_cast=False,
+        )
+        once = once * (constants.grouped_time if op.name in EXPERT_PRODUCTS else 1.0)
+    return once * (scale / constants.clock(architecture_of(device.name)))
 
 
 def _generation(problem: Problem) -> float:

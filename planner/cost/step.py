@@ -415,6 +415,6 @@ def _price_rows(
         bubble_s=np.where(c.pp > 1, np.maximum(0.0, loop - compute - m * waiting - filled), 0.0),
         optimizer_s=booked["optimizer"],
         launch_s=m * slowest[:, _LAUNCH],
-        straggler_s=problem.step_constants.jitter * expected_maximum(ranks) * compute,
+        straggler_s=problem.jitter * expected_maximum(ranks) * compute,
         host_s=np.full(len(c), problem.host_overhead_s + problem.step_constants.host_s),
     )

@@ -30,12 +30,12 @@ class StepConstants:
     """Figures of a training step; ``PLAIN`` where kernels and calls run as in their tables.
 
     Attributes:
-        clock_ampere: Rate of products and attention while a job holds all GPUs at their power
-            limit, over that of the kernel tables. Of Ampere and what is older.
+        clock_ampere: Rate of products while a job holds all GPUs at their power limit, over that
+            of the kernel tables. Of Ampere and what is older.
         clock_hopper: The same of Hopper, and of what nobody published runs on.
         clock_blackwell: The same of Blackwell.
         memory_rate: Achieved by kernels that move bytes, over ``KernelFigures.memory_fraction``.
-        attention_time: Of attention kernels over their tables'.
+        attention_time: Of attention kernels over their tables'; they draw less power.
         grouped_time: Of experts' products over what one product of all rows takes.
         collective_time: Of a collective over its time in nccl-tests, inside a node.
         network_time: The same between nodes.

@@ -35,7 +35,8 @@ _FIXED: Final = (
     *("master_weights", "moments", "foreach_optimizer", "fused_attention", "dropout"),
     *("fused_kernels", "fused_loss", "buffer_bytes", "gathers"),
     *("offload", "offload_layers", "offload_to", "launch", "no_overlap"),
-    *("attention_kernel", "recompute_stops_early"),
+    *("overlap_products", "overlap_experts", "dispatcher", "attention_kernel"),
+    "recompute_stops_early",
 )
 _PRECISIONS: Final = ("bf16", "fp32", "fp64")
 

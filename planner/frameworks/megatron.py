@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from planner.frameworks.rules import Rule, schedule_is, tp_without_sequence_parallel
-from planner.layout.candidates import CONTEXT_EXCHANGES, Candidates, Column
+from planner.layout.candidates import CONTEXT_EXCHANGES, RECOMPUTE_MODES, Candidates, Column
 from planner.model.spec import Attention, ModelSpec
 from planner.plan import TrainingSpec
 
@@ -33,9 +33,10 @@ _KNOWN: Final[dict[str, tuple[object, ...]]] = {
     "offload_to": ("cpu",),
     "launch": ("eager", "cuda_graph"),
     "no_overlap": ((), ("data_parallel",)),
+    "attention_kernel": ("fastest",),
 }
 
-# --overlap-grad-reduce and --overlap-param-gather are written into every plan.
+# --overlap-grad-reduce and --overlap-param-gather are written unless training.no_overlap says no.
 OVERLAP_DATA_PARALLEL: Final = True
 
 # core/tensor_parallel/layers.py: the sum is started before the weight gradient's product.
@@ -64,9 +65,19 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         return "training.offload", (
             f"{min(beyond)!r}: Megatron-LM offloads optimizer states and activations; leave it out"
         )
+    if training.overlap_experts and training.precision in ("fp32", "fp64"):
+        return "training.overlap_experts", (
+            f"true with {training.precision}: Megatron-LM overlaps in bf16 and fp16, and below "
+            "them; leave it out, or use precision 'bf16'"
+        )
     capacity = training.expert_capacity
     if capacity is None:
         return None
+    if training.dispatcher != "all_to_all":
+        return "training.dispatcher", (
+            f"{training.dispatcher!r} with an expert_capacity: Megatron-LM pads experts with "
+            "all_to_all alone; leave one of them out"
+        )
     for name, only in (("convention", "megatron"), ("min_capacity", 0), ("alignment", 1)):
         if (asked := getattr(capacity, name)) != only:
             return f"training.expert_capacity.{name}", (
@@ -83,6 +94,11 @@ def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] |
         return "training.launch", (
             "'cuda_graph': dropless experts have other shapes in every step, which no captured "
             "graph can have; try training.expert_capacity, or 'eager'"
+        )
+    if training.overlap_experts and model.num_mtp_modules > 1:
+        return "model.num_mtp_modules", (
+            f"{model.num_mtp_modules} with training.overlap_experts: Megatron-LM overlaps with one "
+            "module for multi-token prediction at most; try 1, or no overlap_experts"
         )
     if model.parallel_attention:
         return "model.parallel_attention", (
@@ -140,6 +156,12 @@ def _offloads_beside(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Col
     return ("activations" in training.offload) & ((c.pp > 1) | (c.recompute > 0))
 
 
+def _experts_not_overlapped(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
+    is_plain_pipeline = (c.pp > 1) & (c.virtual_stages == 1)
+    is_full = c.recompute == RECOMPUTE_MODES.index("full")
+    return training.overlap_experts & ((c.ep == 1) | is_plain_pipeline | is_full)
+
+
 def _states_of_other_widths(c: Candidates, _: ModelSpec, training: TrainingSpec) -> Column:
     precise = training.moments != "fp32" or "optimizer" in training.offload
     return precise & (c.zero_stage == 0)
@@ -155,6 +177,13 @@ RULES: Final = (
         "megatron-precision-aware-optimizer",
         "moments of other widths and on the host need the distributed optimizer (ZeRO-1)",
         _states_of_other_widths,
+    ),
+    # core/transformer/transformer_config.py, of overlap_moe_expert_parallel_comm
+    Rule(
+        "megatron-overlap-experts",
+        "--overlap-moe-expert-parallel-comm needs ep above 1, virtual stages in a pipeline, and no "
+        "full recompute",
+        _experts_not_overlapped,
     ),
     Rule(
         "megatron-kv-heads",

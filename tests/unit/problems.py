@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost.problem import Problem
+from planner.cost.step_constants import StepConstants
 from planner.hardware.devices import device
 from planner.layout.candidates import (
     CONTEXT_EXCHANGES,
@@ -51,9 +52,13 @@ def problem(
     pipelines: tuple[tuple[int, int], ...] = ((1, 1),),
     on: Fabric | None = None,
     framework: Framework = "megatron",
+    constants: StepConstants | None = None,
     **training: Any,
 ) -> Problem:
-    """Return a problem; ``training`` overrides batch 64, sequence 8192, bf16."""
+    """Return a problem; ``training`` overrides batch 64, sequence 8192, bf16.
+
+    ``constants=PLAIN`` where a test reckons with kernels and calls as in their tables.
+    """
     spec = load_model(model) if isinstance(model, str) else model
     where = on or fabric()
     return Problem(
@@ -63,6 +68,7 @@ def problem(
         device=device(where.device),
         splits=splits(spec, *pipelines),
         framework=framework,
+        constants=constants,
     )
 
 

@@ -216,6 +216,30 @@ UNSUPPORTED: dict[str, tuple[Plan, str]] = {
         with_field(make_plan(dp=4), "training", fused_attention=False),
         "training.fused_attention=False",
     ),
+    "gradients waited for": (
+        with_field(make_plan(dp=4), "training", no_overlap=("data_parallel",)),
+        "training.no_overlap=('data_parallel',)",
+    ),
+    "products in chunks": (
+        with_field(TP2, "training", overlap_products=True),
+        "training.overlap_products=True",
+    ),
+    "tokens once to a node": (
+        with_field(make_plan(dp=4, ep=4), "training", dispatcher="deduplicated"),
+        "training.dispatcher='deduplicated'",
+    ),
+    "tokens beside compute": (
+        with_field(make_plan(dp=4, ep=4), "training", overlap_experts=True),
+        "training.overlap_experts=True",
+    ),
+    "another generation": (
+        with_field(DP4, "training", attention_kernel="flash2"),
+        "training.attention_kernel='flash2'",
+    ),
+    "one kernel at a time": (
+        with_field(DP4, "training", launch="blocking"),
+        "training.launch='blocking'",
+    ),
     "gradients kept twice": (
         with_field(make_plan(dp=4), "training", main_grads="both"),
         "training.main_grads='both'",
@@ -297,7 +321,8 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
         "global_batch_size", "seq_len", "precision", "optimizer", "main_grads", "expert_capacity",
         "expert_load", "packing", "master_weights", "moments", "foreach_optimizer",
         "fused_attention", "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers",
-        "offload", "offload_layers", "offload_to", "launch",
+        "offload", "offload_layers", "offload_to", "launch", "no_overlap", "overlap_products",
+        "dispatcher", "overlap_experts", "attention_kernel",
     }  # fmt: skip
     assert set(ModelSummary.model_fields) == {
         "name", "num_layers", "hidden_size", "vocab_size", "num_params", "num_active_params",

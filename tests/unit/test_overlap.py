@@ -7,18 +7,20 @@ import numpy as np
 import pytest
 
 from planner.constants import MEMORY_PASSES
-from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, exposed_s
+from planner.cost.overlap import BLOCK_OVERLAPS, RANK_OVERLAPS, block_overlap, exposed_s
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
 from planner.cost.sharing import needs_no_processor
 from planner.cost.step import _exposed_in_block, _exposed_rank, _Folded
 from planner.cost.work import Communication, Gemm, MemoryBound, block_work, rank_work
 from planner.layout.candidates import concatenate
-from planner.model.blocks import BLOCK_KINDS
+from planner.model.blocks import block_kinds
 from planner.plan import Axis, Method, Phase
 from tests.unit.problems import fabric, problem, row
 
 ONE = np.ones(1)
+FORWARD_4: tuple[Phase, float] = ("forward", 4.0)
+BACKWARD_7: tuple[Phase, float] = ("backward", 7.0)
 
 
 def compute(name: str, phase: Phase, seconds: float) -> Timed:
@@ -61,8 +63,13 @@ def test_compute_goes_on_at_what_is_left_of_its_rate(
 # ------------------------------------------------------------------------------ in a block
 
 
-def in_block(timed: Timed, *others: Timed) -> float:
-    return float(_exposed_in_block(timed, [timed, *others])[0])
+def in_block(timed: Timed, *others: Timed, tp: int = 1, **training: Any) -> float:
+    """Return exposed seconds of one collective of a block, by Megatron-LM."""
+    base = problem("mixtral-8x7b", **training)
+    return float(_exposed_in_block(base, row(tp=tp), timed, [timed, *others])[0])
+
+
+SUMS = ("ffn_tp_gather", "ffn_tp_reduce")
 
 
 def test_a_regather_hides_under_the_input_gradient_of_the_same_product() -> None:
@@ -78,6 +85,71 @@ def test_a_regather_hides_under_the_input_gradient_of_the_same_product() -> None
     assert in_block(regather, *others) == pytest.approx(3)
 
 
+@pytest.mark.parametrize("name", SUMS)
+def test_an_input_gradient_is_summed_beside_the_weight_gradient_of_its_product(name: str) -> None:
+    """Korthikanti et al. (2205.05198), 4.2.2, with sequence parallelism and without."""
+    summed = call(name, "backward", 5, axis="tp")
+    others = (
+        compute("ffn_up", "forward", 16),
+        compute("ffn_up", "backward", 32),
+        compute("ffn_up", "weight_gradient", 2),
+        compute("ffn_down", "weight_gradient", 64),
+    )
+    assert in_block(summed, *others) == pytest.approx(3)
+    assert in_block(summed, *others, no_overlap=("tensor_parallel",)) == 5
+    assert in_block(summed, *others, no_overlap=("data_parallel",)) == pytest.approx(3)
+
+
+def test_the_heads_input_gradient_is_summed_as_a_layers_is() -> None:
+    ops = block_work(problem(), row(tp=2, sequence_parallel=True), "head")
+    names = {op.name for op in ops if isinstance(op, Communication) and op.phase == "backward"}
+    assert names == {"head_tp_scatter", "head_tp_reduce"}
+    for name in names:
+        summed = call(name, "backward", 5, axis="tp")
+        others = (compute("head", "backward", 32), compute("head", "weight_gradient", 2))
+        assert in_block(summed, *others, overlap_products=True) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("part", ["attention", "ffn", "shared_expert"])
+@pytest.mark.parametrize(
+    ("name", "phase", "product"),
+    [
+        ("gather", "forward", "up"),
+        ("gather", "recompute", "up"),
+        ("scatter", "forward", "down"),
+        ("scatter", "recompute", "down"),
+        ("scatter", "backward", "down"),
+    ],
+)
+def test_products_hide_all_chunks_but_one_where_asked_to(
+    part: str, name: str, phase: Phase, product: str
+) -> None:
+    """Of 8 s over 4 ranks a chunk of 2; beside 100 s it is what is left, beside 5 s it is 3."""
+    of_attention = {"up": "attention_qkv", "down": "attention_out"}
+    product = of_attention[product] if part == "attention" else f"{part}_{product}"
+    travels = call(f"{part}_tp_{name}", phase, 8, axis="tp")
+
+    def exposed(seconds: float, **training: Any) -> float:
+        return in_block(travels, compute(product, phase, seconds), tp=4, **training)
+
+    assert exposed(100) == 8
+    assert exposed(100, overlap_products=True) == pytest.approx(2)
+    assert exposed(5, overlap_products=True) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
+def test_half_a_blocks_compute_hides_each_exchange_of_experts_where_asked_to(phase: Phase) -> None:
+    others = [
+        compute("attention_core", phase, 4),
+        compute("experts_up", phase, 4),
+        compute("experts_up", "weight_gradient", 64),
+    ]
+    for name in ("ep_dispatch", "ep_combine"):
+        exchange = call(name, phase, 5, axis="ep")
+        assert in_block(exchange, *others) == 5
+        assert in_block(exchange, *others, overlap_experts=True) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(("phase", "exposed_part_s"), [("forward", 6), ("backward", 3)])
 def test_the_ring_hides_under_the_attention_of_its_own_pass(
     phase: Phase, exposed_part_s: float
@@ -86,6 +158,9 @@ def test_the_ring_hides_under_the_attention_of_its_own_pass(
     ring = call("cp_ring", phase, 5, repeats=2, axis="cp")
     others = (compute("attention_core", "forward", 4), compute("attention_core", "backward", 7))
     assert in_block(ring, *others) == pytest.approx(exposed_part_s)
+    parts = ("attention_scores", "attention_softmax", "attention_context")
+    unfused = [compute(name, p, s / 3) for name in parts for p, s in (FORWARD_4, BACKWARD_7)]
+    assert in_block(ring, *unfused, fused_attention=False) == pytest.approx(exposed_part_s)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +174,19 @@ def test_other_collectives_of_a_block_are_waited_for(name: str) -> None:
 def test_the_table_names_ops_that_exist() -> None:
     """A rule about an op of another name would hide nothing, silently."""
     one = row(tp=2, cp=2, sequence_parallel=True)
+    problems = [
+        problem(name, fused_attention=fused)
+        for name in ("llama3-8b", "mixtral-8x7b", "deepseek-v3")
+        for fused in (True, False)
+    ]
     found = {
-        op.name
-        for name, kinds in (("llama3-8b", BLOCK_KINDS), ("deepseek-v3", ("moe",)))
-        for kind in kinds
-        if (name, kind) != ("llama3-8b", "moe")
-        for op in block_work(problem(name), one, kind)
+        (op.name, op.phase)
+        for base in problems
+        for kind in block_kinds(base.model)
+        for op in block_work(base, one, kind)
     }
-    for name, beside in BLOCK_OVERLAPS.items():
-        assert {name, *beside} <= found
+    for rule, beside in BLOCK_OVERLAPS.items():
+        assert {rule, *((name, beside.phase) for name in beside.ops)} <= found
     ranks = rank_work(problem("mixtral-8x7b"), row(dp_shard=2, zero_stage=1))
     collectives = {op.name for op in ranks if isinstance(op, Communication)}
     assert set(RANK_OVERLAPS) == collectives - {"sequence_parallel_gradient_reduce"}
@@ -121,7 +200,17 @@ def test_every_regather_hides_under_the_product_that_read_its_input(part: str) -
         "shared_expert": {"shared_expert_up"},
         "head": {"head"},
     }
-    assert set(BLOCK_OVERLAPS[f"{part}_tp_regather"]) == readers[part]
+    beside = BLOCK_OVERLAPS[f"{part}_tp_regather", "weight_gradient"]
+    assert (set(beside.ops), beside.phase) == (readers[part], "backward")
+
+
+@pytest.mark.parametrize("framework", ["megatron", "executor"])
+def test_the_executor_waits_for_tensor_parallel_sums(framework: Any) -> None:
+    base = problem("llama3-8b", framework=framework)
+    for name in SUMS:
+        summed = call(name, "backward", 5, axis="tp").op
+        assert isinstance(summed, Communication)
+        assert (block_overlap(base, summed) is None) == (framework == "executor")
 
 
 # ------------------------------------------------------------------------------ in a step

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.constants import ACHIEVED_FRACTION, TREE_EFFICIENCY
+from planner.cost.step_constants import PLAIN
 from planner.errors import InfeasiblePlanError, InvalidInputError
 from planner.hardware.protocols import protocols_by_key
 from planner.plan import Plan
@@ -30,6 +31,12 @@ from tests.unit.placed import (
     price_s,
     request,
 )
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let networks and GPUs alone decide: so small a model would wait for its host anywhere."""
+    monkeypatch.setattr("planner.cost.problem.step_constants", lambda: PLAIN)
 
 
 def planned(document: TopologyDocument, **changes: Any) -> Plan:

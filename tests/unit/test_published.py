@@ -54,20 +54,25 @@ def test_outcomes_are_read_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "fact"),
+    ("notes", "facts"),
     [
         ("first and last stages have one layer fewer", "ends_hold_one_layer_less"),
         ("partition type:transformer|embedding", "ends_count_as_layers"),
         ("AdamW on CPU (optimizer offload)", "optimizer_on_cpu"),
         ("BF16 optimizer with fp32 grad accumulation", "fp32_accumulation"),
-        ("flash attention 2", "fused_attention"),
+        ("flash attention", "fused_attention"),
+        ("flash attention 2", "fused_attention flash_attention_2"),
+        ("FA3 kernels", "fused_attention newest_attention"),
+        ("cuDNN attention", "newest_attention"),
+        ("run with CUDA_LAUNCH_BLOCKING=1", "blocking_launches"),
+        ("no overlap of gradient all-reduce with compute", "gradients_not_overlapped"),
         ("ETP=1 (folded)", "experts_whole"),
         ("memory = max_memory_reserved GiB worst rank", "of_reserved"),
         ("memory GB as printed (peak)", "of_allocated"),
     ],
 )
-def test_notes_are_read_for_facts_alone(notes: str, fact: str) -> None:
-    assert run_of(row_of(notes=notes)).facts == {fact}
+def test_notes_are_read_for_facts_alone(notes: str, facts: str) -> None:
+    assert run_of(row_of(notes=notes)).facts == set(facts.split())
     assert run_of(row_of(notes="no offload, nothing special")).facts == frozenset()
 
 

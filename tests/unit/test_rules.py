@@ -6,10 +6,13 @@ from typing import Any, get_args
 
 import pytest
 
+from planner.errors import InvalidInputError
 from planner.frameworks import refused_model, refused_training, rules_for
 from planner.model.bundled import load_model
 from planner.model.spec import Attention, ModelSpec, Window
 from planner.plan import Framework, TrainingSpec
+from planner.request import PlanRequest
+from planner.resolving import build_problem, resolve
 from tests.unit.problems import row
 
 LLAMA = load_model("llama3-8b")  # 32 heads, 8 key/value heads, feed-forward 2**11 x 7
@@ -224,6 +227,18 @@ MEGATRON += [
     ),
 ]
 
+BESIDE = {"overlap_experts": True}
+MEGATRON += cases(
+    "megatron",
+    "megatron-overlap-experts",
+    (True, {"ep": 1}, MIXTRAL, 8192, BESIDE),
+    (True, {"ep": 2, "pp": 2, "schedule": "1f1b"}, MIXTRAL, 8192, BESIDE),
+    (True, {"ep": 2, "recompute": "full"}, MIXTRAL, 8192, BESIDE),
+    (False, {"ep": 2, "recompute": "selective"}, MIXTRAL, 8192, BESIDE),
+    (False, {"ep": 2, **interleaved(8)}, MIXTRAL, 8192, BESIDE),
+    (False, {"pp": 2, "schedule": "1f1b", "recompute": "full"}, MIXTRAL),
+)
+
 EXECUTOR = [
     *cases(
         "executor",
@@ -411,9 +426,18 @@ def test_the_executor_trains_no_packed_documents() -> None:
         ("offload", ("weights",), False),
         ("offload", ("gradients", "optimizer"), False),
         ("offload_to", "nvme", False),
+        ("launch", "cuda_graph", True),
+        ("launch", "blocking", False),
+        ("no_overlap", ("data_parallel",), True),
+        ("no_overlap", ("tensor_parallel",), False),
+        ("overlap_products", True, True),
+        ("overlap_experts", True, True),
+        ("dispatcher", "deduplicated", True),
+        ("attention_kernel", "flash2", False),
+        ("attention_kernel", "flash1", False),
     ],
 )
-def test_what_decides_memory_is_refused_where_it_cannot_be_had(
+def test_what_a_framework_does_in_one_way_is_refused_where_it_cannot_be_had(
     name: str, value: Any, megatron_has_it: bool
 ) -> None:
     training = TrainingSpec(global_batch_size=64, seq_len=8192, **{name: value})
@@ -421,6 +445,37 @@ def test_what_decides_memory_is_refused_where_it_cannot_be_had(
         found = refused_training(framework, training)  # type: ignore[arg-type]  # two of its words
         assert (found is None) is has_it
         assert found is None or found[0] == f"training.{name}"
+
+
+def test_what_megatron_cannot_do_together_is_refused_by_field() -> None:
+    """Its checks: core/transformer/transformer_config.py."""
+    fields = {"global_batch_size": 64, "seq_len": 8192}
+    capacity = {"expert_capacity": {"factor": 1.25}}
+    for asked, path in (
+        ({"dispatcher": "deduplicated", **capacity}, "training.dispatcher"),
+        ({"overlap_experts": True, "precision": "fp32"}, "training.overlap_experts"),
+    ):
+        found = refused_training("megatron", TrainingSpec.model_validate({**fields, **asked}))
+        assert found is not None
+        assert found[0] == path
+    beside = TrainingSpec.model_validate({**fields, "overlap_experts": True})
+    one, two = (
+        refused_model("megatron", varied(MIXTRAL, num_mtp_modules=modules), beside)
+        for modules in (1, 2)
+    )
+    assert one is None
+    assert two is not None
+    assert two[0] == "model.num_mtp_modules"
+
+
+@pytest.mark.parametrize(("name", "value"), [("dispatcher", "deduplicated"), *BESIDE.items()])
+def test_what_is_asked_of_experts_needs_some(name: str, value: Any) -> None:
+    training = {"global_batch_size": 64, "seq_len": 8192, name: value}
+    asked = {"topology": "dgx-h100", "nodes": 2, "training": training}
+    with pytest.raises(InvalidInputError, match="llama3-8b is dense") as refusal:
+        build_problem(resolve(PlanRequest.model_validate({**asked, "model": "llama3-8b"})))
+    assert refusal.value.where == f"training.{name}"
+    build_problem(resolve(PlanRequest.model_validate({**asked, "model": "mixtral-8x7b"})))
 
 
 def test_the_general_rules_hold_for_every_target() -> None:

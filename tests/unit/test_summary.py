@@ -175,6 +175,11 @@ DECISIONS: list[tuple[dict[str, Any], str]] = [
     (FSDP, "optim_grads_params --ckpt-format fsdp_dtensor"),
     (FSDP, "gradient buckets of 160,000,000 bytes are left out"),
     ({"sharding__gradient_bucket_bytes": 400}, "--ddp-bucket-size 100 "),
+    ({"training__overlap_products": True}, "--sequence-parallel --tp-comm-overlap "),
+    (
+        {"training__overlap_products": True, "sharding__sequence_parallel": False},
+        "--tp-comm-overlap is left out: it needs sequence parallelism",
+    ),
     ({"sharding__zero_stage": 0}, "--overlap-param-gather is left out"),
     ({"recompute": "full"}, "--recompute-granularity full --recompute-method uniform"),
     ({"recompute": "selective"}, "--recompute-granularity selective --recompute-modules layernorm"),
@@ -228,6 +233,36 @@ def test_megatron_is_given_the_experts_degrees_and_dispatch(experts: Plan, plan:
     assert "moe" not in launch_command(changed(plan, recompute="selective"), "")
     # Megatron's own default would be tp.
     assert "--expert-tensor-parallel-size 1" in launch_command(changed(experts, layout__ep=1), "")
+
+
+def test_megatron_is_given_deepep_in_place_of_the_exchange(experts: Plan) -> None:
+    deduplicated = changed(experts, training__dispatcher="deduplicated")
+    flex = "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep --moe-grouped"
+    assert flex in launch_command(deduplicated, "")
+    assert "alltoall" not in launch_command(deduplicated, "")
+    alone = said(changed(deduplicated, layout__ep=1, layout__etp=1))
+    assert "--moe-token-dispatcher-type alltoall " in alone
+    assert "DeepEP is left out" in alone
+    assert "DeepEP" not in said(experts)
+
+
+def test_megatron_is_told_to_exchange_tokens_beside_compute(experts: Plan) -> None:
+    flag, connections = "--overlap-moe-expert-parallel-comm", "CUDA_DEVICE_MAX_CONNECTIONS=32 "
+    assert flag not in launch_command(experts, "")
+    line = launch_command(changed(experts, training__overlap_experts=True), "")
+    assert flag in line.split()
+    assert line.startswith(connections)
+
+
+def test_megatron_overlaps_no_gradients_where_the_training_says_so() -> None:
+    training = {"global_batch_size": 64, "seq_len": 8192}
+    waits = {**training, "no_overlap": ["data_parallel"]}
+    lines = [
+        launch_command(planned(model="llama3-8b", nodes=2, training=asked), "")
+        for asked in (training, waits)
+    ]
+    for flag in ("--overlap-grad-reduce", "--overlap-param-gather"):
+        assert [flag in line.split() for line in lines] == [True, False]
 
 
 def test_megatron_is_given_the_modules_for_multi_token_prediction(plan: Plan) -> None:
