@@ -5,8 +5,8 @@
 
 The runs are those of ``commplan validate runs`` on the three tables in ``benchmarks/data``, with
 measured times as there. ``planner/validate/step_fit.py`` says how. ``results/step_fit.json`` has,
-for every row, the prediction with all sources and without its own; ``benchmarks.accuracy`` makes
-docs/accuracy.md of it.
+for every row, the prediction with all sources and without its own, and its flop and layout;
+``benchmarks.accuracy`` makes docs/accuracy.md of it.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.accuracy.stored import RESULTS, dumped, stored_run
 from planner.cost.seconds import Known
 from planner.cost.step_constants import StepConstants
 from planner.errors import PlannerError
 from planner.validate.configurations import configuration
 from planner.validate.published import read_runs, run_of
-from planner.validate.run_outcomes import scored_runs
+from planner.validate.run_outcomes import ScoredRun, scored_runs
 from planner.validate.runs import predict_runs
 from planner.validate.step_fit import STARTS, Array, Case, Fit, fit_steps, logarithms
 
 ROOT: Final = Path(__file__).parent.parent
 TABLES: Final = ("training_runs", "vtrain_multi_node", "vtrain_single_node")
 CONSTANTS: Final = ROOT / "planner" / "cost" / "step_constants.json"
-RESULTS: Final = ROOT / "benchmarks" / "results" / "step_fit.json"
 NUM_PROCESSES: Final = 2
 MOST_FITTED: Final = 250
 
@@ -43,7 +43,7 @@ MOST_FITTED: Final = 250
 class Scored:
     """A case, and what the tables say of it."""
 
-    id: str
+    run: ScoredRun
     table: str
     case: Case
 
@@ -84,12 +84,13 @@ def main() -> None:
         "scores": {"all": scores(sources, with_all), "left_out": scores(sources, left_out)},
         "rows": [
             {
-                "id": one.id,
+                "id": one.run.run.id,
                 "table": one.table,
                 "source": one.case.source,
                 "measured_s": one.case.measured_s,
                 "predicted_s": one.case.measured_s * float(np.exp(inside)),
                 "left_out_s": one.case.measured_s * float(np.exp(outside)),
+                **stored_run(one.run),
             }
             for one, inside, outside in zip(scored, with_all, left_out, strict=True)
         ],
@@ -97,7 +98,7 @@ def main() -> None:
     show(results)
     if write:
         CONSTANTS.write_text(json.dumps(results["constants"], indent=2) + "\n", encoding="utf-8")
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(dumped(results), encoding="utf-8")
 
 
 def read_cases() -> Iterator[Scored]:
@@ -113,7 +114,7 @@ def read_cases() -> Iterator[Scored]:
                 raise AssertionError(f"{one.run.id} was predicted a moment ago") from exc
             known = Known(found.problem.fabric)
             case = Case(one.source, found.problem, found.candidate, one.measured_s, known)
-            yield Scored(one.run.id, table, case)
+            yield Scored(one, table, case)
 
 
 def fitted_rows(sources: Sequence[str]) -> list[int]:

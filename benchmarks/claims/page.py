@@ -1,6 +1,5 @@
 """The page of all claims: docs/claims.md."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,11 +7,11 @@ from typing import Final
 
 from benchmarks.claims import collectives, experts, layouts, sharding, steps
 from benchmarks.claims.claim import Claim
+from benchmarks.prose import wrapped
 
 __all__ = ["PAGE", "every_claim", "page"]
 
 PAGE: Final = Path(__file__).parent.parent.parent / "docs" / "claims.md"
-_WIDTH: Final = 110
 _HEAD: Final = """\
 # Claims
 
@@ -54,11 +53,4 @@ def _section(claim: Claim) -> str:
     verdict = claim.verdict.capitalize()
     paragraphs = (f"**{verdict}.** Ours: {claim.figure}", claim.why)
     title = f"### {claim.number}. {claim.said}"
-    return "\n\n".join([title, *map(_wrapped, paragraphs)]) + "\n"
-
-
-def _wrapped(text: str) -> str:
-    """Return lines of at most ``_WIDTH``; a figure stays beside its percent sign."""
-    tied = text.replace(" %", "\0%")
-    lines = textwrap.fill(tied, _WIDTH, break_long_words=False, break_on_hyphens=False)
-    return lines.replace("\0", " ")
+    return "\n\n".join([title, *map(wrapped, paragraphs)]) + "\n"

@@ -20,7 +20,7 @@ from planner.validate.run_outcomes import DERIVED_FROM, ScoredRun, scored_runs
 from planner.validate.runs import RunPrediction
 from planner.validate.sweeps import SweepScore, score_sweeps
 
-__all__ = ["Errors", "GroupScore", "RunScores", "WorstRun", "score_runs"]
+__all__ = ["Errors", "GroupScore", "RunScores", "WorstRun", "errors_of", "score_runs"]
 
 _SHOWN_WORST: Final = 10
 
@@ -113,12 +113,23 @@ class _Compared:
     in_sample_s: float
 
 
-def score_runs(rows: Sequence[Row], predictions: Sequence[RunPrediction]) -> RunScores:
-    """Return the scores of ``predictions``, which are of the same rows in the same order."""
+def score_runs(
+    rows: Sequence[Row],
+    predictions: Sequence[RunPrediction],
+    *,
+    unseen: Callable[[Sequence[ScoredRun]], list[float | None]] = unseen_s,
+    in_sample: Callable[[Sequence[ScoredRun]], list[float]] = in_sample_s,
+) -> RunScores:
+    """Return the scores of ``predictions``, which are of the same rows in the same order.
+
+    Args:
+        rows: Of tables.
+        predictions: Of them.
+        unseen: What flop alone says of runs, fitted on other sources.
+        in_sample: The same, fitted on the rows themselves.
+    """
     runs = scored_runs(rows, predictions)
-    compared = [
-        _Compared(*each) for each in zip(runs, unseen_s(runs), in_sample_s(runs), strict=True)
-    ]
+    compared = [_Compared(*each) for each in zip(runs, unseen(runs), in_sample(runs), strict=True)]
     sources = _by_source(compared)
     return RunScores(
         sources=sources,
@@ -171,13 +182,14 @@ def _group(name: str, rows: Sequence[_Compared]) -> GroupScore:
         name=name,
         num=len(rows),
         derived={rate: derived[rate] for rate in DERIVED_FROM if derived[rate]},
-        planner=_errors([each.one.ratio for each in rows]),
-        unseen=_errors([said / found for said, found in unseen]) if unseen else None,
-        in_sample=_errors([each.in_sample_s / each.one.measured_s for each in rows]),
+        planner=errors_of([each.one.ratio for each in rows]),
+        unseen=errors_of([said / found for said, found in unseen]) if unseen else None,
+        in_sample=errors_of([each.in_sample_s / each.one.measured_s for each in rows]),
     )
 
 
-def _errors(ratios: Sequence[float]) -> Errors:
+def errors_of(ratios: Sequence[float]) -> Errors:
+    """Return the errors of rows, of their predicted over measured times."""
     errors = [abs(ratio - 1) for ratio in ratios]
     return Errors(
         median(errors), float(np.quantile(errors, 0.9)), fmean(errors), median(ratios) - 1
@@ -187,8 +199,8 @@ def _errors(ratios: Sequence[float]) -> Errors:
 def _over_sources(name: str, sources: Sequence[GroupScore]) -> GroupScore:
     """Return the median of every figure over sources, those alone that have it."""
 
-    def over(errors_of: Callable[[GroupScore], Errors | None]) -> Errors | None:
-        found = [errors for source in sources if (errors := errors_of(source)) is not None]
+    def over(of: Callable[[GroupScore], Errors | None]) -> Errors | None:
+        found = [errors for source in sources if (errors := of(source)) is not None]
         if not found:
             return None
         return Errors(

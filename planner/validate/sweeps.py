@@ -21,7 +21,15 @@ import numpy as np
 from planner.validate.flop_only import executed_flop
 from planner.validate.run_outcomes import ScoredRun
 
-__all__ = ["FEWEST_LAYOUTS", "LEAST_SPREAD", "Sweep", "SweepScore", "score_sweeps", "sweeps_of"]
+__all__ = [
+    "FEWEST_LAYOUTS",
+    "LEAST_SPREAD",
+    "Sweep",
+    "SweepScore",
+    "jobs_of",
+    "score_sweeps",
+    "sweeps_of",
+]
 
 FEWEST_LAYOUTS: Final = 3
 # Of the slowest over the fastest, less 1; below it is noise.
@@ -99,17 +107,22 @@ class SweepScore:
 
 def sweeps_of(runs: Sequence[ScoredRun]) -> list[Sweep]:
     """Return the sweeps among ``runs``, in the order of their first rows."""
-    jobs = defaultdict[Hashable, dict[Hashable, list[ScoredRun]]](dict)
-    for one in runs:
-        if one.run.global_batch is not None:
-            jobs[_job(one)].setdefault(_layout(one), []).append(one)
-    found = [_sweep(list(layouts.values())) for layouts in jobs.values()]
+    found = [_sweep(layouts) for layouts in jobs_of(runs)]
     return [
         sweep
         for sweep in found
         if len(sweep.measured_s) >= FEWEST_LAYOUTS
         and max(sweep.measured_s) >= (1 + LEAST_SPREAD) * min(sweep.measured_s)
     ]
+
+
+def jobs_of(runs: Sequence[ScoredRun]) -> list[list[list[ScoredRun]]]:
+    """Return the rows of each layout of each job, in the order of their first rows."""
+    jobs = defaultdict[Hashable, dict[Hashable, list[ScoredRun]]](dict)
+    for one in runs:
+        if one.run.global_batch is not None:
+            jobs[_job(one)].setdefault(_layout(one), []).append(one)
+    return [list(layouts.values()) for layouts in jobs.values()]
 
 
 def _job(one: ScoredRun) -> Hashable:

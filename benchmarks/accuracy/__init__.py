@@ -1,0 +1,1 @@
+"""How near predicted step times come to published ones: makes docs/accuracy.md."""
