@@ -49,7 +49,7 @@ class Timed:
 
     Attributes:
         op: What is done.
-        seconds: One occurrence, shape [rows].
+        seconds: One occurrence, shape [rows]; 0 of what occurs in no row.
         total_s: All occurrences, shape [rows].
         choice: Of the algorithm, for a collective.
         lost_share: Of compute's rate, while the collective runs beside it, shape [rows]; 0 of

@@ -177,6 +177,12 @@ _HABITS: Final = (
         True,
         "weights rest in fp32 shards, gathered in 16 bits; torch's checkpoints",
     ),
+    _Habit(
+        r"nanotron",
+        {"main_grads": "both"},
+        True,
+        "nanotron: gradients summed in fp32 beside those computed, sequence parallel with tp",
+    ),
     _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
 )
 
@@ -258,21 +264,24 @@ def _fastest(run: Run) -> Configuration:
     """
     is_open = (run.pp or 1) > 1 and run.vpp is None and run.schedule in _MAY_INTERLEAVE
     is_sharded = run.zero_or_fsdp in ("2", "3", "hsdp")
-    chunks = _CHUNKS if is_open and not re.search(_NEVER_INTERLEAVES, run.framework.lower()) else ()
+    is_open = is_open and not re.search(_NEVER_INTERLEAVES, run.framework.lower())
+    stages, layers = run.pp or 1, run.layers or 1
+    chunks = [v for v in _CHUNKS if is_open and layers % (stages * v) == 0]
     tried: list[tuple[bool, float, int, Configuration]] = []
     for micro_batch in _MICRO_BATCHES[: 1 if is_sharded else None]:
         for vpp in (run.vpp, *chunks):
             try:
                 found = configuration(replace(run, micro_batch=micro_batch, vpp=vpp))
-                time_s = price(found.problem, found.candidate).step_time_s()[0]
             except InvalidInputError:
                 if micro_batch == _MICRO_BATCHES[0] and vpp == run.vpp:
                     raise
                 continue
-            each = time_s / found.problem.training.global_batch_size
+            batch, layout = found.problem.training.global_batch_size, found.candidate
+            if batch % (int(layout.dp[0]) * micro_batch) and tried:
+                continue
             needed = peak_memory_bytes(found.problem, found.candidate)[0]
             beyond = bool(needed > found.problem.capacity_bytes)
-            tried.append((beyond, float(each), len(tried), found))
+            tried.append((beyond, _step_time_s(found) / batch, len(tried), found))
     best = min(tried, key=lambda one: one[:3])[-1]
     layout = best.candidate
     how = f"micro_batch is not printed: {layout.micro_batch_size[0]}"
@@ -281,6 +290,14 @@ def _fastest(run: Run) -> Configuration:
     if len(tried) > 1:
         how += ", the fastest that fits"
     return replace(best, assumptions=(how, *best.assumptions))
+
+
+def _step_time_s(found: Configuration) -> float:
+    """Return the predicted step time; infinite of a schedule that has none."""
+    try:
+        return float(price(found.problem, found.candidate).step_time_s()[0])
+    except InvalidInputError:
+        return math.inf
 
 
 def _refuse_beyond_limits(run: Run) -> None:

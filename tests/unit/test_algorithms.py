@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, PrefixStore  # public without their types
 
@@ -251,7 +251,7 @@ def test_keys_and_values_go_round(lie: tuple[Fabric, tuple[int, ...], Group]) ->
     assert [float(size[0]) for size in found] == pytest.approx(expected)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     st.sampled_from(["dgx-h100", "dgx1-v100", "frontier", "lassen", "meta-24k-h100-roce"]),
     st.integers(1, 12),

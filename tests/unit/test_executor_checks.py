@@ -322,7 +322,7 @@ def test_every_field_of_the_plan_is_looked_at_or_known_to_be_free() -> None:
         "expert_load", "packing", "master_weights", "moments", "foreach_optimizer",
         "fused_attention", "dropout", "fused_kernels", "fused_loss", "buffer_bytes", "gathers",
         "offload", "offload_layers", "offload_to", "launch", "no_overlap", "overlap_products",
-        "dispatcher", "overlap_experts", "attention_kernel",
+        "dispatcher", "overlap_experts", "attention_kernel", "recompute_stops_early", "jitter",
     }  # fmt: skip
     assert set(ModelSummary.model_fields) == {
         "name", "num_layers", "hidden_size", "vocab_size", "num_params", "num_active_params",

@@ -10,6 +10,7 @@ from planner.calibrate.runs import plan_candidate
 from planner.cost.problem import Problem
 from planner.cost.rates import achieved_bytes_per_s
 from planner.cost.step import price
+from planner.cost.step_constants import PLAIN
 from planner.errors import InvalidInputError
 from planner.layout.candidates import DP_OUTERMOST, RANK_ORDERS, distinct
 from planner.layout.groups import axis_group
@@ -34,7 +35,7 @@ def on(where: Fabric, model: str = "llama3-8b", **changes: Any) -> Problem:
     spec = load_model(model)
     own = {"global_batch_size": 32, "seq_len": 4096, **changes}
     tried = tuple(pipelines(spec, where.num_gpus, Constraints()))
-    return problem(model, on=where, pipelines=tried, **own)
+    return replace(problem(model, on=where, pipelines=tried, **own), constants=PLAIN)
 
 
 # --------------------------------------------------------------------------- where they are tried
