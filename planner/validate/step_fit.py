@@ -58,6 +58,7 @@ class Start(NamedTuple):
 
 
 STARTS: Final[Mapping[str, Start]] = {
+    # launch_s: benchmarks.host_launches, decoder layers of transformers with nothing to compute
     "clock_ampere": Start(0.92, 0.1, "1", "below that of the kernel tables: 400 W on A100"),
     "clock_hopper": Start(0.85, 0.1, "1", "products at 600 to 700 Tflop/s under load, 800 alone"),
     "clock_blackwell": Start(0.92, 0.1, "1", "as on A100, for want of a reason"),
@@ -66,7 +67,9 @@ STARTS: Final[Mapping[str, Start]] = {
     "grouped_time": Start(1.1, 0.2, "1", "measured layers of experts: 0.86 to 1.04 on Hopper"),
     "collective_time": Start(1.0, 0.15, "1", "nccl-tests' own figure"),
     "network_time": Start(1.0, 0.3, "1", "nccl-tests' own figure; networks are shared"),
-    "launch_s": Start(20e-6, 0.7, "s", "15 to 18 us a kernel on a core of a virtual machine"),
+    "launch_s": Start(
+        44e-6, 0.4, "s", "35 us on a core of a virtual machine, 56 where layers are recomputed"
+    ),
     "jitter": Start(0.01, 0.5, "1", "assumed: chips of one kind differ by a few per cent"),
     "host_s": Start(5e-3, 1.0, "s", "assumed: some milliseconds of Python for every step"),
 }

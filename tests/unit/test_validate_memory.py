@@ -17,7 +17,7 @@ from planner.validate.memory import (
     predict_memory,
     score_memory,
 )
-from planner.validate.published import read_runs, run_of
+from planner.validate.published import read_runs, run_of, run_outcome
 from planner.validate.rows import Row
 from tests.unit.conftest import Run
 from tests.unit.published_rows import TABLE, row_of, table_of
@@ -32,7 +32,9 @@ Published = tuple[tuple[Row, ...], list[MemoryPrediction]]
 
 @pytest.fixture(scope="module")
 def published() -> Published:
-    rows = read_runs(TABLE.read_bytes(), source="training_runs.csv")
+    table = read_runs(TABLE.read_bytes(), source="training_runs.csv")
+    outcomes = [(row, run_outcome(row)) for row in table]
+    rows = tuple(row for row, found in outcomes if found.memory_gib or found.step_time_s)
     return rows, predict_memory(map(run_of, rows))
 
 
