@@ -1,5 +1,6 @@
 """The fitted figures of a step: what each of them scales, which way, and where none applies."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -8,6 +9,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
+from benchmarks.fit_steps import RESULTS
+from planner.constants import STEP_SPREAD
 from planner.cost.collectives import choose, legal_methods
 from planner.cost.problem import Problem
 from planner.cost.seconds import Timed, seconds
@@ -263,3 +266,17 @@ def test_a_clock_is_of_its_own_generation(generation: str) -> None:
     for other in others:
         assert step_s(base(replace(PLAIN, **{f"clock_{other}": 0.5}), **gpu)) == plain
     assert step_s(base(replace(PLAIN, **{f"clock_{generation}": 0.5}), **gpu)) > 1.1 * plain
+
+
+# --------------------------------------------------------------------------------- how sure
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_four_of_five_published_runs_lie_in_the_interval_of_a_plan(kind: str) -> None:
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    errors = [
+        abs(row["left_out_s"] / row["measured_s"] - 1)
+        for row in rows
+        if row["flop"]["has_experts"] == (kind == "experts")
+    ]
+    assert np.mean(np.array(errors) <= STEP_SPREAD[kind].value) == pytest.approx(0.8, abs=0.02)
