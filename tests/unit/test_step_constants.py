@@ -279,4 +279,4 @@ def test_four_of_five_published_runs_lie_in_the_interval_of_a_plan(kind: str) ->
         for row in rows
         if row["flop"]["has_experts"] == (kind == "experts")
     ]
-    assert np.mean(np.array(errors) <= STEP_SPREAD[kind].value) == pytest.approx(0.8, abs=0.02)
+    assert round(float(np.quantile(errors, 0.8)), 2) == STEP_SPREAD[kind].value
