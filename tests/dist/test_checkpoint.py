@@ -59,7 +59,6 @@ RESUMED = (
         {"dp": 2, "dp_shard": 2, **FSDP},
         max_gradient_norm=0.5,
     ),
-    resumed("gpt-dense", {"dp": 4, "dp_shard": 4, **FSDP}, {"dp": 1}),
     resumed(
         "gpt-dense", {"tp": 2, "dp": 2, "dp_shard": 2, **FSDP}, {"dp": 2, "dp_shard": 2, **ZERO_1}
     ),
@@ -69,15 +68,16 @@ RESUMED = (
         {"ep": 4, "dp": 4, "dp_shard": 4, **ZERO_1},
         {"tp": 2, "ep": 2, "dp": 2, "dp_shard": 2, **ZERO_1},
     ),
+    resumed("hf-llama", {"tp": 2, "pp": 2}, {"dp": 2, "dp_shard": 2, **FSDP}),
+)
+MORE = (
+    resumed("gpt-dense", {"dp": 4, "dp_shard": 4, **FSDP}, {"dp": 1}),
     resumed("gpt-experts", {"ep": 2, "dp": 4, "dp_shard": 4, **FSDP}, {"ep": 2, "dp": 2}),
     resumed(
         "gpt-dense",
         {"tp": 2, "pp": 2},
         {"pp": 2, "dp": 2, "dp_shard": 2, "order": "tp-cp-ep-pp-dp", **FSDP},
     ),
-    resumed("hf-llama", {"tp": 2, "pp": 2}, {"dp": 2, "dp_shard": 2, **FSDP}),
-)
-MORE = (
     resumed("gpt-dense", {"tp": 2, "pp": 2}, {"dp": 2}),
     resumed("gpt-dense", {"cp": 2, "tp": 2}, {"pp": 2, "virtual_stages": 2, "dp": 2}),
     resumed("gpt-tied", {"dp": 4, "dp_shard": 2, **FSDP}, {"pp": 2, "tp": 2}),

@@ -59,15 +59,11 @@ FOUR_RANKS = (
     case("dp4 zero-1", dp=4, dp_shard=4, **ZERO_1),
     case("dp4 fsdp2", dp=4, dp_shard=4, **FSDP),
     case("tp2 dp2", tp=2, dp=2, micro_batch_size=2, max_gradient_norm=CLIP),
-    case("pp2 dp2 1f1b", pp=2, dp=2),
     case("pp2 dp2 interleaved", pp=2, dp=2, virtual_stages=2, max_gradient_norm=CLIP),
     case("tp2 pp2", tp=2, pp=2, micro_batch_size=2, max_gradient_norm=CLIP),
     case("cp4 ring", micro_batch_size=4, cp=4, max_gradient_norm=CLIP),
-    case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
     case("ep4 dropless", "gpt-experts", dp=4, ep=4, max_gradient_norm=CLIP),
-    case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
     case("ep4 dropping", "gpt-experts", dp=4, ep=4, expert_capacity=DROPPING),
-    case("ep4 aux loss", "gpt-experts", dp=4, ep=4, aux_loss_coefficient=0.1),
     case(
         "tp2 ep4 dp2",
         "gpt-shared-expert",
@@ -88,15 +84,6 @@ FOUR_RANKS = (
         bucket_bytes=ODD,
         methods={("dp_cp", "all_reduce"): BY_SIZE},
         probes=(Probe(axis="dp_cp", op="all_reduce", sizes_bytes=(4096, 16384)),),
-    ),
-    case(
-        "dp4 zero-1 halving",
-        dp=4,
-        dp_shard=4,
-        methods={
-            ("dp_shard_cp", op): ((None, HALVING),) for op in ("reduce_scatter", "all_gather")
-        },
-        **ZERO_1,
     ),
     case(
         "dp4 fsdp2 shared memory and across",
@@ -120,30 +107,10 @@ FOUR_RANKS = (
             ("tp", "all_gather"): ((None, SHARED),),
         },
     ),
-    case(
-        "ep4 in two steps",
-        "gpt-experts",
-        dp=4,
-        ep=4,
-        ranks_per_unit=2,
-        methods={("ep", "all_to_all"): ((None, Method("hierarchical", "executor")),)},
-    ),
     case("mixtral ep4", "hf-mixtral", dp=4, ep=4),
 )
 EIGHT_RANKS = (
     case("tp2 pp2 dp2", micro_batch_size=2, tp=2, pp=2, dp=2, max_gradient_norm=CLIP),
-    case(
-        "tp2 pp2 dp2 zero-1 dp outermost",
-        micro_batch_size=2,
-        tp=2,
-        pp=2,
-        dp=2,
-        dp_shard=2,
-        order=DP_OUTERMOST,
-        **ZERO_1,
-    ),
-    case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
-    case("dp8 hosts of 3 and 5", dp=8, units=((0, 1, 2), (3, 4, 5, 6, 7)), **HIERARCHICAL),
     case("dp8 one rank per host", dp=8, ranks_per_node=1, **HIERARCHICAL),
     case(
         "dp8 three levels",
@@ -155,6 +122,27 @@ EIGHT_RANKS = (
     ),
 )
 MORE_ON_FOUR = (
+    case("tied pp2 dp2", "gpt-tied", pp=2, dp=2, max_gradient_norm=CLIP),
+    case("ep4 padded", "gpt-experts", dp=4, ep=4, expert_capacity=NOTHING_DROPPED),
+    case("ep4 aux loss", "gpt-experts", dp=4, ep=4, aux_loss_coefficient=0.1),
+    case(
+        "dp4 zero-1 halving",
+        dp=4,
+        dp_shard=4,
+        methods={
+            ("dp_shard_cp", op): ((None, HALVING),) for op in ("reduce_scatter", "all_gather")
+        },
+        **ZERO_1,
+    ),
+    case(
+        "ep4 in two steps",
+        "gpt-experts",
+        dp=4,
+        ep=4,
+        ranks_per_unit=2,
+        methods={("ep", "all_to_all"): ((None, Method("hierarchical", "executor")),)},
+    ),
+    case("pp2 dp2 1f1b", pp=2, dp=2),
     case("ep2 dp4 hierarchical", "gpt-experts", dp=4, ep=2, ranks_per_unit=2, **HIERARCHICAL),
     case("pp2 dp2 uneven", pp=2, dp=2, layers=(3, 1)),
     case("ep2 pp2 dp2 dp outermost", "gpt-experts", dp=2, ep=2, pp=2, order=DP_OUTERMOST),
@@ -190,6 +178,18 @@ MORE_ON_FOUR = (
     case("cp2 tp2 ep2 aux loss", "gpt-experts", cp=2, tp=2, ep=2, aux_loss_coefficient=0.1),
 )
 MORE_ON_EIGHT = (
+    case("dp8 hosts of 3 and 5", dp=8, units=((0, 1, 2), (3, 4, 5, 6, 7)), **HIERARCHICAL),
+    case("dp8 hosts interleaved", dp=8, units=((0, 2, 4, 6), (1, 3, 5, 7)), **HIERARCHICAL),
+    case(
+        "tp2 pp2 dp2 zero-1 dp outermost",
+        micro_batch_size=2,
+        tp=2,
+        pp=2,
+        dp=2,
+        dp_shard=2,
+        order=DP_OUTERMOST,
+        **ZERO_1,
+    ),
     case("ep4 pp2 dp4", "gpt-experts", dp=4, ep=4, pp=2, max_gradient_norm=CLIP),
     case("cp2 tp2 dp2", micro_batch_size=2, cp=2, tp=2, dp=2, max_gradient_norm=CLIP),
     case(

@@ -4,12 +4,12 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
-from benchmarks.fit_steps import RESULTS
 from planner.constants import STEP_SPREAD
 from planner.cost.collectives import choose, legal_methods
 from planner.cost.problem import Problem
@@ -31,6 +31,7 @@ from planner.hardware.kernels import attention_s, gemm_s, grouped_gemm_s, memory
 from planner.layout.groups import axis_group
 from tests.unit.problems import fabric, problem, row
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "step_fit.json"
 NAMES = [field.name for field in fields(StepConstants)]
 DEVICES = {"ampere": "a100-sxm-80gb", "hopper": "h100-sxm-80gb", "blackwell": "b200-180gb"}
 # tp and ep lie inside a node of 8, data parallelism reaches others, and kernels are short.
