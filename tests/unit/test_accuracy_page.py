@@ -38,6 +38,18 @@ def test_the_page_is_what_the_results_say(stored: Accuracy) -> None:
     assert PAGE.read_text("utf-8") == page(stored), "python -m benchmarks.accuracy --write"
 
 
+def test_the_readme_says_what_the_results_say() -> None:
+    found = read_results()["scores"]["left_out"]
+    medians = {name: one["median"] for name, one in found["sources"].items()}
+    best, worst = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    said = (
+        f"| {found['median_over_sources']:.1%} | {found['median']:.1%}, {found['p90']:.1%} | "
+        f"{best} {medians[best]:.1%}, {worst} {medians[worst]:.1%} |"
+    )
+    readme = (PAGE.parents[1] / "README.md").read_text("utf-8")
+    assert said.replace("%", " %") in readme
+
+
 def test_scores_of_the_page_are_those_of_the_fit(stored: Accuracy) -> None:
     """Two programs reckon them: the fit from logarithms, the page from times read back."""
     said = stored.results["scores"]["left_out"]["sources"]
