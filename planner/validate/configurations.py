@@ -364,9 +364,14 @@ def _degrees(run: Run, said: list[str]) -> dict[str, int]:
 
 
 def _gpu(run: Run) -> GpuModel:
-    """Return the GPU that the column names: with brackets, without, or on an SXM board."""
+    """Return the GPU that the column names: with what follows the name of its chip, or without.
+
+    Brackets, the size of the memory and the kind of board may follow; most boards are SXM.
+    """
     bare = run.gpu.partition("(")[0].strip()
-    for name in (run.gpu, bare, f"{bare} SXM"):
+    short = re.sub(r"[- ]\d+ ?GB\b", "", bare, flags=re.I)
+    chip = re.sub(r"[- ](SXM\d?|OAM|NVL|PCIe)$", "", short, flags=re.I).replace("-", " ")
+    for name in (run.gpu, bare, f"{bare} SXM", short, chip, f"{chip} SXM"):
         with suppress(UnknownNameError):
             return gpu_model(name)
     return gpu_model(run.gpu)

@@ -183,6 +183,10 @@ def test_scores_are_stored_by_a_gpt_before_hopper_alone() -> None:
         ("H200-141GB-SXM", "h200-sxm-141gb", 139.2),
         ("MI300X", "mi300x", 189.5),
         ("L40S", "l40s", 44.7),
+        ("L40S-48GB", "l40s", 44.7),
+        ("MI250X-128GB", "mi250x", 63.2),
+        ("H20-96GB-SXM", "h20-96gb", 94.8),
+        ("RTX-4090-24GB", "RTX 4090", 22.4),
     ],
 )
 def test_a_gpu_is_known_by_the_names_that_sources_use(gpu: str, name: str, gib: float) -> None:
