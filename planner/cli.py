@@ -385,12 +385,14 @@ def _assignment(text: str, option: str, known: Iterable[str]) -> tuple[str, Any]
 
 
 def _training_fields(given: list[str] | None) -> dict[str, Any]:
-    """Return fields of the training, one word of ``offload`` as the only one."""
+    """Return fields of the training; of those that list words, one word is the only one."""
     known = TrainingSpec.model_fields
     fields = _distinct((_assignment(t, "--training", known) for t in given or []), "--training")
-    if isinstance(fields.get("offload"), str):
-        fields["offload"] = [fields["offload"]]
-    return fields
+    listed = ("offload", "no_overlap")
+    return {
+        name: [value] if name in listed and isinstance(value, str) else value
+        for name, value in fields.items()
+    }
 
 
 def _distinct(given: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:

@@ -214,6 +214,11 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from resolved.model.assumptions
     yield _FUSED if resolved.request.training.fused_attention else _UNFUSED
     yield from _ASSUMPTIONS
+    if fastest.problem.jitter:
+        yield (
+            f"ranks' compute differs by {fastest.problem.jitter:.1%} (standard deviation), and a "
+            "step waits for the slowest: training.jitter"
+        )
     yield from _packing_assumptions(resolved.request.training)
     yield from _kernel_assumptions(fastest.problem)
     yield from _tight_memory(fastest)

@@ -726,7 +726,7 @@ def _bar(part: Part) -> str:
 def _show_collectives(out: Console, plan: Plan) -> None:
     """Print the calls; where there is no room for runners-up and remarks, those below them."""
     is_wide = out.width >= _WIDE
-    show_table(out, "collectives", _collectives_table(plan, is_wide=is_wide))
+    show_table(out, "collectives, each alone", _collectives_table(plan, is_wide=is_wide))
     for choice in () if is_wide else plan.collectives:
         next_best = "" if choice.runner_up is None else f"runner-up {_runner_up(choice)}"
         if words := ", ".join(filter(None, (next_best, _remarks(choice)))):

@@ -89,8 +89,8 @@ def _kind_of(one: ScoredRun) -> str:
 GROUPINGS: Final[dict[str, Callable[[ScoredRun], str]]] = {
     "GPUs": size_of,
     "precision": lambda one: one.flop.precision,
-    "GPU": lambda one: one.flop.gpu,
     "model": _kind_of,
+    "GPU and model": lambda one: f"{one.flop.gpu}, {_kind_of(one)}",
 }
 
 

@@ -9,6 +9,7 @@ from benchmarks.accuracy.stored import ROOT, Accuracy
 from benchmarks.accuracy.targets import Target, targets
 from benchmarks.accuracy.text import NONE, cells_of, percent, signed, table
 from benchmarks.prose import wrapped
+from planner.constants import STEP_SPREAD
 from planner.validate.run_outcomes import ScoredRun
 from planner.validate.run_scores import GroupScore
 
@@ -24,7 +25,7 @@ _HEAD: Final = (
     "too fast."
 )
 _COMMANDS: Final = """\
-    python -m benchmarks.fit_steps --write    # fits, predicts every row; ten minutes on two cores
+    python -m benchmarks.fit_steps --write    # fits, predicts every row; six minutes on two cores
     python -m benchmarks.accuracy --write     # this page and its figures from that, in seconds
     commplan validate runs benchmarks/data/training_runs.csv    # with the shipped constants
 
@@ -37,6 +38,12 @@ _FLOP_ONLY: Final = (
     "part of the peak for each GPU, precision, dense or with experts: fitted on the other sources "
     "(*unseen*), on the rows themselves (*in sample*); medians. vTrain's tables, half of all rows, "
     "are not among what it is fitted on for others."
+)
+_INTERVAL: Final = (
+    "A plan without a calibration carries an interval that four of five published runs lie in: the "
+    "80th percentile of the errors above, left out, rounded (`STEP_SPREAD` in "
+    "`planner/constants.py`). Predicted over measured may be off by the error, so what is measured "
+    "lies between the predicted time over 1 + error and over 1 - error."
 )
 _PAIRS: Final = (
     "The time of a step with everything recomputed over that with selective recomputation and "
@@ -58,6 +65,7 @@ def page(a: Accuracy) -> str:
         _COMMANDS,
         _targets(a),
         _sources(a),
+        _interval(a.runs),
         _pairs(a),
         _groups(a.runs),
         _sweeps(a),
@@ -121,10 +129,16 @@ def _sources(a: Accuracy) -> str:
             f"{wrapped(_FLOP_ONLY)}\n",
             table(header, (*lines, *totals)),
             f"{wrapped(_derived(a))}\n",
+            f"{wrapped(_titles(a))}\n",
             _figure("predicted_measured", "predicted against measured step times, by source"),
             _figure("by_source", "predicted over measured, by source"),
         )
     )
+
+
+def _titles(a: Accuracy) -> str:
+    named = "; ".join(f"{source}: {title}" for source, title in sorted(a.titles.items()))
+    return f"What the first row of each source is from (addresses in the tables): {named}."
 
 
 def _derived(a: Accuracy) -> str:
@@ -160,6 +174,19 @@ def _cells(one: GroupScore) -> tuple[str, ...]:
 def _flop_only(one: GroupScore) -> tuple[str, str]:
     unseen = None if one.unseen is None else one.unseen.median_error
     return percent(unseen), percent(one.in_sample.median_error)
+
+
+def _interval(runs: Sequence[ScoredRun]) -> str:
+    """Return what a plan's interval holds of published runs."""
+    lines = []
+    for kind, spread in STEP_SPREAD.items():
+        errors = [abs(one.ratio - 1) for one in runs if one.flop.has_experts == (kind == "experts")]
+        inside = sum(error <= spread.value for error in errors)
+        widths = f"{1 / (1 + spread.value):.2f} to {1 / (1 - spread.value):.2f}"
+        share = inside / len(errors) if errors else None
+        lines.append((kind, f"{len(errors):,}", percent(spread.value), widths, percent(share)))
+    header = ("models", "rows", "error", "of the predicted time", "measured inside, left out")
+    return f"## The interval of a plan\n\n{wrapped(_INTERVAL)}\n\n" + table(header, lines)
 
 
 def _pairs(a: Accuracy) -> str:

@@ -20,6 +20,7 @@ from planner.validate.run_outcomes import ScoredRun, scored_runs
 from planner.validate.run_scores import RunScores, score_runs
 from planner.validate.runs import RunPrediction, StepFlop
 
+_VTRAIN: Final = "VIA-Research/vTrain, measured iterations (2312.12391)"
 __all__ = ["DATA", "RESULTS", "Accuracy", "accuracy", "dumped", "read_results", "stored_run"]
 
 ROOT: Final = Path(__file__).parent.parent.parent
@@ -42,6 +43,7 @@ class Accuracy:
         scores: Of ``runs``.
         published: Of those of ``runs`` that are not of vTrain's tables.
         derived: Source -> its rows whose step time in the table is made of printed flop/s.
+        titles: Source -> what its first row is from.
     """
 
     results: Mapping[str, Any]
@@ -49,6 +51,7 @@ class Accuracy:
     scores: RunScores
     published: RunScores
     derived: Mapping[str, int]
+    titles: Mapping[str, str]
 
 
 def stored_run(one: ScoredRun) -> dict[str, Any]:
@@ -102,7 +105,11 @@ def accuracy(results: Mapping[str, Any], rows: Sequence[Row] | None = None) -> A
         for row in found
         if row.cells.get("measured_from") == _OF_FLOP
     )
-    return Accuracy(results, runs, scores, alone, derived)
+    titles = {
+        row.cells.get("source_id", ""): row.cells.get("source") or _VTRAIN
+        for row in reversed(found)
+    }
+    return Accuracy(results, runs, scores, alone, derived, titles)
 
 
 def _published(results: Mapping[str, Any]) -> tuple[Row, ...]:

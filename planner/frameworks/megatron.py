@@ -58,8 +58,10 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
     for name, known in _KNOWN.items():
         asked = getattr(training, name)
         if asked not in known:
+            words = " or ".join(map(_said, known))
             return f"training.{name}", (
-                f"{asked!r}: Megatron-LM has {' or '.join(map(repr, known))}; use one of them"
+                f"{_said(asked)}: Megatron-LM is planned with {words}; use one of them (the others "
+                "are there to judge published runs: commplan validate runs)"
             )
     if beyond := set(training.offload) - {"optimizer", "activations"}:
         return "training.offload", (
@@ -85,6 +87,11 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
                 f"{only!r}, or framework='executor'"
             )
     return None
+
+
+def _said(value: object) -> str:
+    """Return a value of a field for print; of several words all, of none ``none``."""
+    return "+".join(value) or "none" if isinstance(value, tuple) else repr(value)
 
 
 def refused_model(model: ModelSpec, training: TrainingSpec) -> tuple[str, str] | None:

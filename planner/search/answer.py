@@ -52,6 +52,8 @@ from planner.topology.fabric import Fabric, Level
 __all__ = ["answer"]
 
 _PROBED_LAYOUTS: Final = 8
+# A spread beyond says no more: measured times may be ten times the predicted.
+_WIDEST: Final = 0.9
 
 
 def answer(
@@ -247,8 +249,9 @@ def _prediction(problem: Problem, priced: Priced, spread: float, basis: str) -> 
     return Prediction(
         step_time_s=step_time_s,
         interval=Interval(
-            low_s=step_time_s * max(0.0, 1 - spread),
-            high_s=step_time_s * (1 + spread),
+            # of |predicted / measured - 1|: so far may what is measured lie from it
+            low_s=step_time_s / (1 + spread),
+            high_s=step_time_s / (1 - min(spread, _WIDEST)),
             basis=basis,
         ),
         breakdown=breakdown,

@@ -54,6 +54,9 @@ _SCHEDULES: Final[Mapping[str, ScheduleName]] = {
     "zb-v": "zb_v",
     "zbv": "zb_v",
 }
+_UNKNOWN_FRAMEWORK: Final = (
+    "framework is not known: fp32 gradients, fused kernels, no collective hidden but gradients"
+)
 _GPT2_VOCABULARY: Final = 51_200  # 50,257 padded to a multiple of 1,024 over tp, as Megatron does
 # Tried where a run does not print them.
 _MICRO_BATCHES: Final = (1, 2, 4, 8)
@@ -214,7 +217,7 @@ def configuration(run: Run) -> Configuration:
     said: list[str] = []
     degrees = _degrees(run, said)
     habits = [habit for habit in _HABITS if re.search(habit.named, run.framework.lower())]
-    said += [habit.why for habit in habits[:1]]
+    said += [habit.why for habit in habits] or [_UNKNOWN_FRAMEWORK]
     gpu = _gpu(run)
     model = _model(run, degrees["tp"], said)
     training = _training(run, model, gpu, habits, degrees, said)

@@ -92,6 +92,7 @@ LIMITS: Final[Mapping[str, tuple[int, int]]] = {
 _MEASURED: Final = {
     "memory_gb_per_gpu": (1e-3, 1e5),
     "measured_step_time_s": (1e-6, 1e9),
+    "step_time_s": (1e-6, 1e9),
     "tokens_per_s_per_gpu": (1e-6, 1e12),
     "tflops_per_gpu": (1e-6, 1e6),
     "mfu_pct": (1e-3, 100.0),
@@ -242,7 +243,7 @@ def run_outcome(row: Row) -> RunOutcome:
     Raises:
         InvalidInputError: A cell cannot be, with its line and column.
     """
-    memory, step, tokens, tflops, mfu = (
+    memory, step, printed, tokens, tflops, mfu = (
         _number(row, name, limits) for name, limits in _MEASURED.items()
     )
     convention = row.cells.get("flops_convention", "").lower()
@@ -251,7 +252,7 @@ def run_outcome(row: Row) -> RunOutcome:
     return RunOutcome(
         source=row.cells.get("source_id", ""),
         memory_gib=memory,
-        step_time_s=step,
+        step_time_s=printed if step is None else step,
         tokens_per_s=tokens,
         flop_per_s=None if tflops is None else tflops * _TERA,
         mfu=None if mfu is None else mfu / 100,
