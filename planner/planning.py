@@ -40,7 +40,7 @@ from planner.units import counted, format_count, format_seconds
 __all__ = ["make_plan"]
 
 _FUSED: Final = "attention is fused; no score matrix is stored"
-_UNFUSED: Final = "score matrices are stored: that is in the memory, and not in the step time"
+_UNFUSED: Final = "attention is not fused: score matrices are stored, in memory and in time"
 _ASSUMPTIONS: Final = ("closed form, not simulated; collectives of different axes do not contend",)
 _PUBLISHED: Final = "published tables of such boards"
 # Architectures with published runs.
@@ -214,6 +214,11 @@ def _assumptions(resolved: ResolvedRequest, fastest: _Option) -> Iterator[str]:
     yield from resolved.model.assumptions
     yield _FUSED if resolved.request.training.fused_attention else _UNFUSED
     yield from _ASSUMPTIONS
+    if resolved.request.training.dispatcher == "deduplicated":
+        yield (
+            "tokens go to a node once in the step's time; the collectives and bytes listed are "
+            "those of an all_to_all"
+        )
     if fastest.problem.jitter:
         yield (
             f"ranks' compute differs by {fastest.problem.jitter:.1%} (standard deviation), and a "

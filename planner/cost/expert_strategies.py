@@ -24,7 +24,7 @@ from planner.cost.expert_traffic import (
     replica_break_even_rows,
 )
 from planner.cost.problem import Problem, gradient_bytes, weight_bytes
-from planner.cost.seconds import seconds
+from planner.cost.seconds import seconds, slowed
 from planner.cost.shares import block_share
 from planner.cost.work import Communication, Gemm, Op, block_work, routed_rows, sharded_tokens
 from planner.errors import InvalidInputError
@@ -129,7 +129,8 @@ def compare_strategies(problem: Problem, c: Candidates) -> tuple[Strategy, ...]:
     moe = problem.model.experts
     assert moe is not None, "only experts have a load"
     shares = _worst_shares(problem, moe, int(c.ep[0]))
-    training = problem.training.model_copy(update={"expert_capacity": None, "expert_load": None})
+    plain = {"expert_capacity": None, "expert_load": None, "dispatcher": "all_to_all"}
+    training = problem.training.model_copy(update=plain)
     capacity = problem.training.expert_capacity or ExpertCapacity(factor=1.0)
     dropless = replace(problem, training=training)
     dropping = replace(problem, training=training.model_copy(update={"expert_capacity": capacity}))
@@ -259,7 +260,7 @@ def _deduplicated(
         for op in ops
         if isinstance(op, Communication) and op.name in _EXCHANGES
     )
-    one = deduplicated_s(problem.fabric, group, rank_bytes, unit_bytes)
+    one = slowed(problem, group) * deduplicated_s(problem.fabric, group, rank_bytes, unit_bytes)
     is_near = problem.fabric.architecture == "hopper" and len(units) <= _MEASURED_NODES
     return replace(
         plain,

@@ -38,9 +38,9 @@ from planner.hardware.roofline import CAST_PRECISIONS
 from planner.layout.candidates import Candidates, Column
 from planner.layout.groups import Group, axis_group
 from planner.plan import Axis, Collective, Precision
-from planner.topology.fabric import Fabric
+from planner.topology.fabric import NETWORK_KINDS, Fabric
 
-__all__ = ["Known", "Timed", "seconds"]
+__all__ = ["Known", "Timed", "seconds", "slowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ def _timed(
         if key not in known.choices:
             legal = legal_methods(problem.fabric, problem.framework, op.op)
             known.choices[key] = choose(op.op, problem.fabric, group, op.size_bytes, legal)
-        choice, slowed = known.choices[key], _slowed(problem, group)
+        choice, longer = known.choices[key], slowed(problem, group)
         if op.name in EXPERT_EXCHANGES and problem.training.dispatcher == "deduplicated":
-            once = _deduplicated_s(problem, op, group) * slowed
+            once = _deduplicated_s(problem, op, group) * longer
             return Timed(op, once, once * op.repeats, choice)
-        return Timed(op, choice.seconds * slowed, choice.seconds * slowed * op.repeats, choice)
+        return Timed(op, choice.seconds * longer, choice.seconds * longer * op.repeats, choice)
     if isinstance(op, Launches):
         is_graph = problem.training.launch == "cuda_graph"
         each = GRAPH_LAUNCH_S.value if is_graph else problem.step_constants.launch_s
@@ -167,12 +167,13 @@ def _deduplicated_s(problem: Problem, op: Communication, group: Group) -> Column
     )
 
 
-def _slowed(problem: Problem, group: Group) -> Column:
+def slowed(problem: Problem, group: Group) -> Column:
     """Return what a collective takes in a training step over what it takes alone, [rows]."""
-    constants = problem.step_constants
-    return np.where(
-        group.degree > group.members[0], constants.network_time, constants.collective_time
-    )
+    constants, levels = problem.step_constants, problem.fabric.levels
+    on_network = np.array([level.kind in NETWORK_KINDS for level in levels])
+    whole = [inside == group.degree for inside in group.members[: len(levels) - 1]]
+    outermost = np.argmax([*whole, np.ones(len(group.degree), dtype=bool)], axis=0)
+    return np.where(on_network[outermost], constants.network_time, constants.collective_time)
 
 
 def _beside_compute(

@@ -18,6 +18,7 @@ __all__ = [
     "exchanges_embedding",
     "fullest_profile",
     "largest_matrix",
+    "own_share",
     "rank_parameters",
     "recomputed_share",
     "shards",
@@ -30,12 +31,17 @@ def block_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Colum
     With several stages the last one holds a copy of the embedding where its head is tied to it, or
     looks tokens up for multi-token prediction.
     """
-    model, block = problem.model, block_parameters(problem.model, kind)
-    split = (block.attention + block.feed_forward + block.projection + block.vocabulary) / c.tp
+    model, (dense, experts) = problem.model, own_share(problem, c, kind)
     if kind == "head" and exchanges_embedding(model):
-        split = split + np.where(
-            c.pp > 1, block_parameters(model, "embedding").vocabulary / c.tp, 0
-        )
+        copied = block_parameters(model, "embedding").vocabulary / c.tp
+        dense = dense + np.where(c.pp > 1, copied, 0)
+    return dense, experts
+
+
+def own_share(problem: Problem, c: Candidates, kind: BlockKind) -> tuple[Column, Column]:
+    """Return the same without copies: what does not depend on the number of stages."""
+    block = block_parameters(problem.model, kind)
+    split = (block.attention + block.feed_forward + block.projection + block.vocabulary) / c.tp
     return split + block.whole + block.replicated, block.experts / (c.etp * c.ep)
 
 

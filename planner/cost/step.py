@@ -331,7 +331,8 @@ def _exposed_rank(
     Ops that run beside the same pass share its seconds; each has what it adds to those before it
     in the list.
     """
-    compute = folded.slowest[:, :, _COMPUTE]
+    # while the device waits for launches, messages travel too
+    compute = folded.slowest[:, :, [_COMPUTE, _LAUNCH]].sum(axis=2)
     beside = {
         name: BesidePass(budget)
         for name, budget in zip(("forward", "backward"), compute.T, strict=True)

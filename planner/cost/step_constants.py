@@ -31,7 +31,7 @@ class StepConstants:
 
     Attributes:
         clock_ampere: Rate of products while a job holds all GPUs at their power limit, over that
-            of the kernel tables. Of Ampere and what is older.
+            of the kernel tables. Of Ampere, what is older, and Ada.
         clock_hopper: The same of Hopper, and of what nobody published runs on.
         clock_blackwell: The same of Blackwell.
         memory_rate: Achieved by kernels that move bytes, over ``KernelFigures.memory_fraction``.

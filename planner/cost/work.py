@@ -42,6 +42,7 @@ from planner.cost.shares import (
     block_share,
     exchanges_embedding,
     fullest_profile,
+    own_share,
     rank_parameters,
     shards,
 )
@@ -163,7 +164,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Products [m, k] x [k, n]; of ``experts`` one for each of the rank's own, in one kernel."""
+    """Products [m, k] x [k, n]; of ``experts`` one for each of the rank's own."""
 
     name: str
     phase: Phase
@@ -699,7 +700,7 @@ def _gradient_accumulation(problem: Problem, c: Candidates, kind: BlockKind) -> 
     computed = weight_bytes(training)
     is_same = training.main_grads == "same" or training.precision == "fp16"
     held = computed if is_same else max(4, computed)
-    dense, experts = block_share(problem, c, kind)
+    dense, experts = own_share(problem, c, kind)
     moved = (dense + experts) * (computed + 2 * held)
     return [MemoryBound("gradient_accumulation", "weight_gradient", np.ones(len(c)), moved)]
 

@@ -32,6 +32,7 @@ _KNOWN: Final[dict[str, tuple[object, ...]]] = {
     "gathers": ("layer",),
     "offload_to": ("cpu",),
     "launch": ("eager", "cuda_graph"),
+    "recompute_stops_early": (False,),
     "no_overlap": ((), ("data_parallel",)),
     "attention_kernel": ("fastest",),
 }
@@ -71,6 +72,11 @@ def refused_training(training: TrainingSpec) -> tuple[str, str] | None:
         return "training.overlap_experts", (
             f"true with {training.precision}: Megatron-LM overlaps in bf16 and fp16, and below "
             "them; leave it out, or use precision 'bf16'"
+        )
+    if training.dispatcher == "deduplicated" and training.expert_load is not None:
+        return "training.dispatcher", (
+            "'deduplicated' with an expert_load: priced for even experts alone; use 'all_to_all', "
+            "and see commplan moe for both"
         )
     capacity = training.expert_capacity
     if capacity is None:

@@ -352,8 +352,14 @@ def _degrees(run: Run, said: list[str]) -> dict[str, int]:
         raise InvalidInputError(
             f"tp({tp}) * pp({pp}) * cp({cp}) does not divide n_gpus={run.n_gpus}", where="n_gpus"
         )
+    if run.heads is not None and run.heads % tp:
+        raise InvalidInputError(f"tp({tp}) does not divide heads={run.heads}", where="tp")
     if not run.moe_experts:
         return {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": 1, "etp": 1}
+    if run.moe_experts % ep:
+        raise InvalidInputError(
+            f"ep({ep}) does not divide moe_experts={run.moe_experts}", where="ep"
+        )
     stage = tp * cp * dp
     if stage % ep:
         raise InvalidInputError(

@@ -71,11 +71,13 @@ def scored_runs(rows: Sequence[Row], predictions: Sequence[RunPrediction]) -> li
 def measured_step(run: Run, outcome: RunOutcome, flop: StepFlop) -> tuple[float, str] | None:
     """Return the seconds of a step, and what they are from; None where nothing is printed.
 
-    A printed time is that of the printed batch: without one it says nothing. Printed flop have all
+    A printed time is that of the printed batch: without one, or of one too small for its ranks, it
+    says nothing. Printed flop have all
     of the attention's unless the notes say otherwise; MFU is of the dense peak in the precision of
     the run.
     """
-    if run.global_batch is not None and outcome.step_time_s is not None:
+    is_whole = (run.global_batch or 0) * (run.seq_len or 0) == flop.num_tokens
+    if is_whole and outcome.step_time_s is not None:
         return outcome.step_time_s, "step time"
     if outcome.tokens_per_s is not None:
         return flop.num_tokens / (flop.num_gpus * outcome.tokens_per_s), "tokens/s"
