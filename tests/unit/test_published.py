@@ -241,3 +241,15 @@ def test_the_published_table_is_read_whole() -> None:
 def test_a_precision_that_the_gpu_lacks_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="has no fp8 peak; it has bf16"):
         made(gpu="A100-80GB-SXM", precision="fp8")
+
+
+def test_an_unprinted_micro_batch_divides_the_batch_and_fits() -> None:
+    """Larger ones are faster; four sequences a rank divide by 4, six by 2."""
+    of_four, of_six = (made(micro_batch="", global_batch=batch) for batch in ("8", "12"))
+    assert of_four.candidate.dp[0] == of_six.candidate.dp[0] == 2
+    assert of_four.candidate.micro_batch_size[0] in (1, 2, 4)
+    assert of_six.candidate.micro_batch_size[0] in (1, 2)
+    long = made(micro_batch="", global_batch="64", seq_len="65536", recompute="none")
+    assert long.candidate.micro_batch_size[0] == 1
+    sharded = made(micro_batch="", global_batch="64", zero_or_fsdp="3")
+    assert sharded.candidate.micro_batch_size[0] == 1

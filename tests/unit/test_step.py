@@ -7,11 +7,12 @@ import pytest
 
 from planner.constants import COLLECTIVE_LAUNCH_S
 from planner.cost.problem import Problem
+from planner.cost.seconds import Known
 from planner.cost.step import Priced, mean_compute_s, price, timed_ops
 from planner.cost.step_constants import PLAIN
 from planner.cost.work import Communication, Launches, block_work
 from planner.hardware.devices import device
-from planner.layout.candidates import Candidates
+from planner.layout.candidates import Candidates, concatenate
 from planner.model.blocks import layer_kinds
 from planner.model.bundled import load_model
 from planner.model.spec import ModelSpec, Window
@@ -303,3 +304,24 @@ def test_ranks_that_share_cores_compute_slower() -> None:
     assert after.compute_s[0] == pytest.approx(2 * before.compute_s[0])
     assert after.optimizer_s[0] == pytest.approx(2 * before.optimizer_s[0])
     assert after.tp_exposed_s[0] == before.tp_exposed_s[0]
+
+
+@pytest.mark.parametrize("main_grads", ["fp32", "same", "both"])
+def test_a_row_s_price_is_its_own_whatever_stands_beside_it(main_grads: str) -> None:
+    """Over stages, groups and sizes; what is known of one batch serves another."""
+    base = problem(
+        "example-gpt", pipelines=((1, 1), (2, 1), (4, 1)), on=fabric(16), main_grads=main_grads
+    )
+    base = replace(base, model=base.model.model_copy(update={"tied_embeddings": True}))
+    rows = [
+        row(pp=pp, split=split, tp=tp, sequence_parallel=tp > 1, dp_shard=16 // (pp * tp),
+            schedule="1f1b" if pp > 1 else "none", zero_stage=1, num_micro_batches=8)
+        for split, pp in enumerate((1, 2, 4))
+        for tp in (1, 2, 4)
+    ]  # fmt: skip
+    known = Known(base.fabric)
+    together = price(base, concatenate(rows), known).step_time_s()
+    alone = [float(price(base, one, known).step_time_s()[0]) for one in rows]
+    fresh = [float(price(base, one).step_time_s()[0]) for one in rows]
+    assert together == pytest.approx(alone, rel=1e-12)
+    assert alone == fresh

@@ -1,6 +1,7 @@
 """What a step does, against published volumes and flop counts (bytes received per rank)."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from planner.cost.problem import Problem
 from planner.cost.work import (
     BLOCK_COLUMNS,
+    KEPT_IN_16_BITS,
     AttentionCore,
     Communication,
     Gemm,
@@ -23,7 +25,8 @@ from planner.cost.work import (
 from planner.layout.candidates import Candidates, concatenate
 from planner.model.blocks import (
     BlockKind,
-    layer_kinds,
+    block_kinds,
+    block_parameters,
     model_flop_per_token,
     num_blocks,
     parameter_count,
@@ -648,12 +651,67 @@ def test_block_work_reads_only_the_columns_it_is_priced_on() -> None:
             self.read.add(name)
             return getattr(self.columns, name)
 
-    for name in ("llama3-8b", "deepseek-v3"):
-        base = problem(name)
-        for kind in ("embedding", "head", *set(layer_kinds(base.model))):
+    trainings: tuple[dict[str, Any], ...] = (
+        {},
+        {"main_grads": "both", "fused_kernels": False},
+        {"precision": "fp8", "fused_attention": False, "dropout": True},
+    )
+    for name, training in product(("llama3-8b", "example-gpt", "deepseek-v3"), trainings):
+        base = problem(name, **training)
+        base = replace(base, model=base.model.model_copy(update={"tied_embeddings": True}))
+        for kind in block_kinds(base.model):
             watched = Watched(row(tp=2, sequence_parallel=True))
             block_work(base, watched, kind)  # type: ignore[arg-type]
             assert watched.read <= set(BLOCK_COLUMNS), kind
+
+
+@pytest.mark.parametrize(
+    ("precision", "main_grads", "fused", "num_bytes"),
+    [
+        ("bf16", "fp32", True, 0),  # in the product's own kernel
+        ("bf16", "fp32", False, 2 + 2 * 4),
+        ("bf16", "both", True, 2 + 2 * 4),
+        ("bf16", "same", True, 2 + 2 * 2),
+        ("fp16", "both", True, 2 + 2 * 2),  # copied to fp32 once a step
+    ],
+)
+def test_gradients_are_read_and_their_sum_read_and_written_for_every_parameter(
+    precision: str, main_grads: str, fused: bool, num_bytes: int
+) -> None:
+    base = problem("mixtral-8x7b", precision=precision, main_grads=main_grads, fused_kernels=fused)
+    summed = [op for op in block_work(base, row(), "moe") if op.name == "gradient_accumulation"]
+    params = block_parameters(base.model, "moe").total()
+    assert sum(float(op.num_bytes[0]) for op in summed if isinstance(op, MemoryBound)) == (
+        pytest.approx(num_bytes * params)
+    )
+
+
+def test_every_product_below_16_bits_casts_its_left_operand_in_a_kernel() -> None:
+    ops = block_work(problem("mixtral-8x7b", precision="fp8"), row(), "moe")
+    for phase in ("forward", "backward"):
+        cast = [
+            op
+            for op in ops
+            if isinstance(op, Gemm) and op.phase == phase and op.name not in KEPT_IN_16_BITS
+        ]
+        [casts] = [op for op in ops if op.name == "casts" and op.phase == phase]
+        assert isinstance(casts, MemoryBound)
+        assert casts.num_kernels == len(cast) == 4  # qkv, out, both of the experts
+        elements = sum(
+            float((op.m * op.k * (1 if op.experts is None else op.experts.num_local))[0])
+            for op in cast
+        )
+        assert casts.num_bytes[0] == pytest.approx((2 + 2 * 1) * elements)
+
+
+def test_each_local_expert_s_product_is_a_launch() -> None:
+    def issued(ep: int) -> float:
+        ops = block_work(problem("mixtral-8x7b"), row(ep=ep, dp_shard=8), "moe")
+        [forward] = [op for op in ops if isinstance(op, Launches) and op.phase == "forward"]
+        calls = 3 * (ep > 1)  # counts, there and back
+        return float(forward.num_kernels[0]) - calls
+
+    assert issued(1) - issued(8) == 2 * (8 - 1)
 
 
 def test_an_op_that_does_not_occur_has_zero_repeats_and_never_a_missing_row() -> None:
