@@ -280,7 +280,8 @@ def _fastest(run: Run) -> Configuration:
                     raise
                 continue
             batch, layout = found.problem.training.global_batch_size, found.candidate
-            if batch % (int(layout.dp[0]) * micro_batch) and tried:
+            is_asked = run.global_batch in (None, batch)
+            if tried and (not is_asked or batch % (int(layout.dp[0]) * micro_batch)):
                 continue
             needed = peak_memory_bytes(found.problem, found.candidate)[0]
             beyond = bool(needed > found.problem.capacity_bytes)

@@ -1,6 +1,6 @@
 """The fit of a step's constants: each source one vote, wild runs count little, what is left out."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
