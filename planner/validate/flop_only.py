@@ -15,7 +15,7 @@ __all__ = ["executed_flop", "in_sample_s", "unseen_s"]
 
 
 def executed_flop(one: ScoredRun) -> float:
-    """Return the flop of a step as kernels do them: attention causal, recomputation with them."""
+    """Return the flop of a step: attention causal, recomputation with them, as sources count."""
     return one.flop.counted(causal=True, recomputed=True)
 
 

@@ -163,8 +163,10 @@ def _layout(c: Candidates) -> dict[str, int | str]:
 def step_flop(found: Configuration) -> StepFlop:
     """Return the flop of a step of a configuration.
 
-    Recomputation in full redoes the forward of layers, selective what is cheap and, where score
-    matrices are stored, the attention's cores (Megatron-LM, --recompute-granularity).
+    As sources count: recomputation in full redoes the whole forward of layers, selective what is
+    cheap and, where score matrices are stored, the attention's cores (Megatron-LM,
+    --recompute-granularity). What kernels do in truth, a forward that stops early or scores that
+    are masked, is in ``planner.cost.work``.
     """
     problem, c = found.problem, found.candidate
     model, training = problem.model, problem.training
