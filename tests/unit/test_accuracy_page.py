@@ -288,7 +288,7 @@ def test_a_constant_that_one_source_identifies_is_flagged() -> None:
 
 def test_what_a_constant_is_stands_in_one_place() -> None:
     assert meanings().keys() == asdict(PLAIN).keys()
-    assert meanings()["clock_ampere"].endswith("Of Ampere and what is older.")
+    assert meanings()["clock_ampere"].endswith("Of Ampere, what is older, and Ada.")
 
 
 def test_ranks_wait_for_the_expected_maximum_of_their_jitter() -> None:
