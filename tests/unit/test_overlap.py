@@ -217,10 +217,11 @@ def test_the_executor_waits_for_tensor_parallel_sums(framework: Any) -> None:
 
 
 def folded(forward: float, backward: float) -> _Folded:
-    """Return a rank with those seconds of compute a micro-batch, and some waiting to ignore."""
-    slowest = np.full((1, 2, 4), 1000.0)
-    slowest[0, :, 0] = forward, backward
-    return _Folded(np.zeros(1, dtype=int), np.ones((1, 4)), slowest, np.ones((1, 4)), np.ones(1))
+    """Return a rank that computes and waits for launches so long, and other waiting to ignore."""
+    slowest = np.full((1, 2, 5), 1000.0)
+    slowest[0, :, 0] = forward - 1, backward - 1
+    slowest[0, :, 4] = 1  # launches: messages travel meanwhile
+    return _Folded(np.zeros(1, dtype=int), np.ones((1, 5)), slowest, np.ones((1, 5)), np.ones(1))
 
 
 def per_op(rank: list[Timed], base: Problem | None = None, **compute_s: float) -> list[float]:

@@ -109,7 +109,7 @@ MOE = {"moe_experts": "8", "moe_topk": "2", "moe_ffn_hidden": "2048"}
 @pytest.mark.parametrize(
     ("cells", "field", "needed"),
     [
-        ({"heads": "7"}, "heads=7", "multiple of"),
+        ({"heads": "7"}, "heads=7", "does not divide"),
         ({"heads": "", "kv_heads": "24"}, "kv_heads=24", "heads is not given"),
         ({"heads": "", "hidden": "7", "kv_heads": ""}, "hidden=7", "heads is not given"),
         ({"kv_heads": "7"}, "kv_heads=7", "multiple of"),
