@@ -295,8 +295,8 @@ MEMORY_SPREAD: Final = Constant(
     "published runs are met within 7.5 % in the median and 17.5 % at the 90th percentile, mostly "
     "predicted too low (commplan validate memory)",
 )
-# Half an interval: within it lie four of five published runs, each predicted with constants fitted
-# on other sources.
+# Of |predicted / measured - 1|: four of five published runs are met within it, each predicted with
+# constants fitted on other sources.
 STEP_SPREAD: Final[dict[str, Constant]] = {
     "dense": Constant(
         0.16,

@@ -293,7 +293,7 @@ def _kernel_assumptions(problem: Problem) -> Iterator[str]:
 
 
 def _interval(calibration: Calibration | None, problem: Problem) -> tuple[float, str]:
-    """Return half the width of the interval as a fraction of the step time, and its basis."""
+    """Return how far predicted may be off, as a fraction of what is measured, and its basis."""
     if calibration is None or not calibration.run_hashes:  # curves say nothing of a step
         known = STEP_SPREAD["experts" if problem.model.experts else "dense"]
         return known.value, f"{known.source}{_beyond_published(problem)}"

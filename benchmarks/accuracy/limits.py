@@ -18,7 +18,7 @@ _KNOWN: Final = (
     "What *left out* does not leave out. The constants of a source's prediction never saw it; the "
     "model did: its formulas, where the constants start, what each framework does by default and "
     "which statements of the notes count were written down with these tables at hand "
-    "(`planner/validate/configurations.py`). Runs that none of us has seen may be further off.",
+    "(`planner/validate/habits.py`). Runs that none of us has seen may be further off.",
     "What a source does not print is resolved with the constants fitted on all sources: the "
     "fastest micro-batch and number of chunks that fit, the least recomputation.",
     "A fit without a source is one step of the problem linearised at the fit to all, not a fit "

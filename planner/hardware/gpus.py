@@ -8,7 +8,7 @@ each model with its source. How fast its kernels run is in ``planner.hardware.de
 import json
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final, Literal
 
@@ -117,6 +117,7 @@ def gpu_model(name: str) -> GpuModel:
     raise UnknownNameError("GPU model", name, known, remedy=f"known: {', '.join(sorted(known))}")
 
 
+@lru_cache(maxsize=256)
 def architecture_of(device_name: str) -> Architecture:
     """Return the architecture of a device of ``devices.json`` or a GPU by any name.
 

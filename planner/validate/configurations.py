@@ -2,8 +2,7 @@
 
 Cells that a source left empty take the defaults below, each one a sentence in ``assumptions``.
 What a column has no word for follows from the framework and its time: how gradients are kept,
-whether score matrices are stored. These are properties of software, written down here as data
-(``_HABITS``).
+whether score matrices are stored: ``planner.validate.habits``.
 
 Names of rows, sources and models are not looked at. That is less than it sounds: the statements of
 the notes that ``published.FACTS`` knows were written down from this one table, and most of them
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from planner.search.layers import fewest_recomputed
 from planner.search.rank import peak_memory_bytes
 from planner.topology.compile import compile_fabric
 from planner.topology.fabric import Fabric
+from planner.validate.habits import UNKNOWN_FRAMEWORK, Habit, attention_of, habits_of, waits_of
 from planner.validate.machines import Machine, machine_document
 from planner.validate.published import LIMITS, Run
 
@@ -54,9 +54,6 @@ _SCHEDULES: Final[Mapping[str, ScheduleName]] = {
     "zb-v": "zb_v",
     "zbv": "zb_v",
 }
-_UNKNOWN_FRAMEWORK: Final = (
-    "framework is not known: fp32 gradients, fused kernels, no collective hidden but gradients"
-)
 _GPT2_VOCABULARY: Final = 51_200  # 50,257 padded to a multiple of 1,024 over tp, as Megatron does
 # Tried where a run does not print them.
 _MICRO_BATCHES: Final = (1, 2, 4, 8)
@@ -64,13 +61,6 @@ _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8, 12)
 # 1F1B is what an interleaved schedule is too, where a source does not say how many chunks.
 _MAY_INTERLEAVE: Final = ("", "1f1b", "interleaved")
 _NEVER_INTERLEAVES: Final = "deepspeed|fsdp|jax|paxml"
-_TRITON_ATTENTION: Final = "llm-foundry|composer"
-# Those whose attention is Transformer Engine's: cuDNN's, or the newest FlashAttention.
-_CUDNN_ATTENTION: Final = "nemo|megatron|transformer engine|maxtext"
-_XLA: Final = "jax|xla|paxml|maxtext|levanter"
-_TENSOR_OVERLAP_SINCE: Final = 2022
-_NO_OVERLAP_UNTIL: Final = 2022
-_OLD_GPUS: Final = ("pascal", "volta", "ampere")
 # The narrow products of the one published family with latent attention (2412.19437).
 _LATENT: Final = {
     "q_lora_rank": 1536,
@@ -84,110 +74,6 @@ _HEAD_DIMS: Final = (64, 128, 256)
 _MAX_NAME_LENGTH: Final = 120  # of a ``ModelSpec``
 
 DocumentT = TypeVar("DocumentT", bound=Document)
-
-
-class _Habit(NamedTuple):
-    """How a family of frameworks trains where a row does not say.
-
-    Attributes:
-        named: In the framework column.
-        training: Fields of ``TrainingSpec``.
-        sequence_parallel: Whether tensor parallelism is sequence parallel.
-        why: Said among the assumptions.
-    """
-
-    named: str
-    training: Mapping[str, Any]
-    sequence_parallel: bool
-    why: str
-
-
-# All that match add their fields, the first of them last.
-_HABITS: Final = (
-    _Habit(
-        # scripts/performance/configs of Megatron-Bridge: grad_reduce_in_fp32 = False,
-        # cross_entropy_fusion_impl; NeMo's scripts/performance before it
-        r"nemo|megatron-bridge",
-        {"main_grads": "same", "fused_loss": "cross_entropy", "overlap_products": True},
-        True,
-        "NVIDIA's performance recipes: gradients as computed, fused loss, sequence parallel with "
-        "tp and overlapped by --tp-comm-overlap",
-    ),
-    _Habit(
-        # scripts/performance/configs: moe_flex_dispatcher_backend deepep or hybridep
-        r"megatron-bridge",
-        {"dispatcher": "deduplicated"},
-        True,
-        "Megatron-Bridge: tokens dispatched by DeepEP or HybridEP",
-    ),
-    _Habit(
-        r"megatron-core",
-        {},
-        True,
-        "Megatron-Core: fp32 main gradients, sequence parallel with tp",
-    ),
-    _Habit(
-        r"liger",
-        {"fused_loss": "linear", "fused_kernels": True},
-        False,
-        "Liger: fused norms and activations, logits never whole",
-    ),
-    _Habit(
-        r"llm-foundry|composer",
-        {"fused_loss": "cross_entropy"},
-        False,
-        "LLM Foundry's default loss is fused: gradients in place of 16-bit logits",
-    ),
-    _Habit(
-        r"megatron.?deepspeed|deepspeed.*megatron",
-        {"fused_kernels": True},
-        False,
-        "Megatron-DeepSpeed: Megatron's kernels",
-    ),
-    _Habit(
-        r"deepspeed|gpt-neox",
-        {
-            "main_grads": "same",
-            "buffer_bytes": 2 * 2 * 500_000_000,  # reduce_bucket_size, allgather_bucket_size
-            "gathers": "matrix",
-            "fused_kernels": False,
-        },
-        False,
-        "DeepSpeed: gradients as computed, two buckets of 5e8, gathered by module",
-    ),
-    _Habit(
-        r"internevo|internlm|colossal",
-        {"main_grads": "same", "foreach_optimizer": True},
-        False,
-        "ColossalAI and its kin: gradients as computed, torch's AdamW over lists",
-    ),
-    _Habit(
-        r"paddle",
-        {"main_grads": "same", "fused_kernels": False},
-        False,
-        "Paddle O2: gradients as computed, fp32 master weights, norms operation by operation",
-    ),
-    _Habit(
-        r"transformers|hugging ?face|llama-factory|axolotl",
-        {"fused_kernels": False},
-        False,
-        "Transformers: norms and activations operation by operation",
-    ),
-    _Habit(r"fms-?fsdp", {"main_grads": "same"}, False, "fms-fsdp: gradients reduced in bf16"),
-    _Habit(
-        r"fsdp|torchtitan|torchtune|jax|maxtext|paxml",
-        {"master_weights": "only", "recompute_stops_early": True},
-        True,
-        "weights rest in fp32 shards, gathered in 16 bits; torch's checkpoints",
-    ),
-    _Habit(
-        r"nanotron",
-        {"main_grads": "both"},
-        True,
-        "nanotron: gradients summed in fp32 beside those computed, sequence parallel with tp",
-    ),
-    _Habit(r"megatron|flagscale", {}, False, "Megatron-LM: fp32 main gradients; every option off"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +102,8 @@ def configuration(run: Run) -> Configuration:
     _refuse_beyond_limits(run)
     said: list[str] = []
     degrees = _degrees(run, said)
-    habits = [habit for habit in _HABITS if re.search(habit.named, run.framework.lower())]
-    said += [habit.why for habit in habits] or [_UNKNOWN_FRAMEWORK]
+    habits = habits_of(run.framework)
+    said += [habit.why for habit in habits] or [UNKNOWN_FRAMEWORK]
     gpu = _gpu(run)
     model = _model(run, degrees["tp"], said)
     training = _training(run, model, gpu, habits, degrees, said)
@@ -547,7 +433,7 @@ def _training(
     run: Run,
     model: ModelSpec,
     gpu: GpuModel,
-    habits: list[_Habit],
+    habits: list[Habit],
     degrees: Mapping[str, int],
     said: list[str],
 ) -> TrainingSpec:
@@ -568,8 +454,8 @@ def _training(
         fields.setdefault("main_grads", "both")
     if "fp32_accumulation" in run.facts:
         fields["main_grads"] = "both"
-    fields |= _kernels(run, model, gpu, said)
-    fields |= _beside(run, said)
+    fields |= attention_of(run, model, gpu, said)
+    fields |= waits_of(run, said)
     if "optimizer_on_cpu" in run.facts:
         fields["offload"] = ("gradients", "optimizer")
     if run.offloaded_layers:
@@ -577,11 +463,11 @@ def _training(
         fields["offload_layers"] = run.offloaded_layers
     if model.experts is not None and "capacity_factor_1" in run.facts:
         fields["expert_capacity"] = {"factor": 1.0}
-    batch = run.global_batch
+    assert run.micro_batch is not None, "configuration tries some"
+    batch, least = run.global_batch, degrees["dp"] * run.micro_batch
     if batch is None:
-        batch = degrees["dp"] * (run.micro_batch or 1) * 4 * degrees["pp"]
+        batch = least * 4 * degrees["pp"]
         said.append(f"global_batch is not printed: {batch:,}, four micro-batches per stage")
-    least = degrees["dp"] * (run.micro_batch or 1)
     if batch < least:
         said.append(f"global_batch={batch} is less than one micro-batch a rank: {least}")
         batch = least
@@ -589,59 +475,6 @@ def _training(
     fields |= {"global_batch_size": batch, "seq_len": run.seq_len, "precision": precision}
     columns = ("seq_len", "global_batch", "precision", "n_gpus", "micro_batch", "offloaded_layers")
     return _document(TrainingSpec, run, columns, fields)
-
-
-def _kernels(run: Run, model: ModelSpec, gpu: GpuModel, said: list[str]) -> dict[str, Any]:
-    """Return whether scores are stored and dropout masks kept, where the notes do not say.
-
-    Megatron's fused attention came with Transformer Engine, on Hopper; before, a GPT stored its
-    scores and had dropout of 0.1, its default.
-    """
-    framework = run.framework.lower()
-    is_gpt = not model.feed_forward.gated and model.experts is None
-    is_old = gpu.architecture in _OLD_GPUS
-    dropout = is_gpt and is_old and ("megatron" in framework or "paddle" in framework)
-    stored = is_gpt and is_old and "megatron" in framework
-    if stored and "fused_attention" not in run.facts:
-        said.append("attention is not fused, with dropout: a GPT by Megatron before Hopper")
-        return {"fused_attention": False, "dropout": True}
-    found: dict[str, Any] = {"dropout": True} if dropout else {}
-    if "newest_attention" in run.facts:
-        return found
-    if re.search(_XLA, framework) and not re.search(_CUDNN_ATTENTION, framework):
-        said.append("attention is not fused: XLA's own")
-        return found | {"fused_attention": False, "launch": "cuda_graph"}
-    if re.search(_TRITON_ATTENTION, framework):
-        said.append("attention is FlashAttention in Triton, the framework's of 2023")
-        return found | {"attention_kernel": "triton"}
-    if "flash_attention_2" in run.facts or not re.search(_CUDNN_ATTENTION, framework):
-        said.append("attention is FlashAttention-2")
-        return found | {"attention_kernel": "flash2"}
-    return found
-
-
-def _beside(run: Run, said: list[str]) -> dict[str, Any]:
-    """Return what is waited for: each kernel, or collectives that later releases hide.
-
-    Megatron-LM has summed input gradients beside weight gradients since the release of Korthikanti
-    et al. (2205.05198, May 2022), and gradients beside the backward since 2023, if asked to.
-    """
-    found: dict[str, Any] = {}
-    if "tensor_parallel_hidden" in run.facts:
-        found["overlap_products"] = True
-    if "blocking_launches" in run.facts:
-        found["launch"] = "blocking"
-    year = re.search(r"\b(20[12]\d)\b", run.framework)
-    is_megatron = "megatron" in run.framework.lower()
-    if is_megatron and year and int(year[1]) <= _NO_OVERLAP_UNTIL:
-        waits = ["data_parallel"]
-        if int(year[1]) < _TENSOR_OVERLAP_SINCE or "deepspeed" in run.framework.lower():
-            waits.append("tensor_parallel")
-        said.append(f"Megatron-LM of {year[1]} hides no collectives of {' and '.join(waits)}")
-        found["no_overlap"] = tuple(waits)
-    elif "gradients_not_overlapped" in run.facts:
-        found["no_overlap"] = ("data_parallel",)
-    return found
 
 
 def _zero_stage(run: Run, dp: int, said: list[str]) -> int:
@@ -659,7 +492,7 @@ def _zero_stage(run: Run, dp: int, said: list[str]) -> int:
     return 1
 
 
-def _sequence_parallel(run: Run, tp: int, habits: list[_Habit], said: list[str]) -> bool:
+def _sequence_parallel(run: Run, tp: int, habits: list[Habit], said: list[str]) -> bool:
     if tp == 1:
         return False
     if run.sequence_parallel:

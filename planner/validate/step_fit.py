@@ -12,7 +12,7 @@ linearised there.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -232,4 +232,4 @@ def _without_constant(near: _Linearised, votes: Array) -> dict[str, StepConstant
 def _constants(at: Array) -> StepConstants:
     shifted = zip(STARTS.items(), at, strict=True)
     values = {name: start.value * float(np.exp(shift)) for (name, start), shift in shifted}
-    return replace(PLAIN, **{**asdict(PLAIN), **values})
+    return StepConstants(**values)
